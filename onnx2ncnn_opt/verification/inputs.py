@@ -106,11 +106,17 @@ class Draw(NamedTuple):
     data: Data | None = None  # pictures and sounds where shapes allow it
     spiked: bool = False  # one number of each row is far above the others: softmax gives 0 elsewhere
 
+    @property
+    def is_unusual(self) -> bool:
+        """True for stress tests: 32 bits have to be right on them, 16 bits may be too few."""
+        return self.scale > 1 or self.flat is not None
+
     def __str__(self) -> str:
         if self.between is not None:
             return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
         scaled = f", inputs times {self.scale:g}" if self.scale != 1 else ""
         scaled += ", one far above the others in each row" if self.spiked else ""
+        scaled += ", like data" if self.data is not None else ""
         return f"seed {self.seed}{scaled}" + ("" if self.flat is None else f", flat but for axis {self.flat}")
 
 

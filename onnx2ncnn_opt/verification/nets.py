@@ -181,7 +181,7 @@ class _NetJudge(Judge):
         self._tolerance = in_mode(mode, self._allowed)
         if self._tolerance.relative <= self._usual.relative:
             return self.all_runs
-        return [run for run in self.all_runs if run.draw is None or run.draw.scale <= 1]
+        return [run for run in self.all_runs if run.draw is None or not run.draw.is_unusual]
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; if it is wrong in 16 bits, run the original in the same mode too."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
@@ -114,6 +115,22 @@ class Precision:
         return not self.ok or self.is_undecided or largest > BUDGET
 
 
+@contextmanager
+def open_like_data(
+    graph: Graph, feeds_of: Callable[[Draw], Mapping[Blob, Feed]], seed: int, **net: Any
+) -> Iterator[tuple[Draw, Estimator]]:
+    """Yield the inputs like data that suit a net, which `feeds_of` draws, and the net on them."""
+    draws = [Draw(seed, plain=True, data=data) for data in DATA]
+    with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
+        scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
+        number = most_ordinary(scales)
+        estimator, draw, data = scales[number], draws[number], DATA[number]
+        if estimator.finds_nothing():
+            draw = draw._replace(data=data._replace(letters=True))
+            estimator = estimator.on(feeds_of(draw))
+        yield draw, estimator
+
+
 def masks_for_data(
     graph: Graph,
     feeds_of: Callable[[Draw], Mapping[Blob, Feed]],
@@ -125,14 +142,7 @@ def masks_for_data(
 
     `net` are arguments of the `Estimator`; see `find_masks` for the options.
     """
-    draws = [Draw(seed, plain=True, data=data) for data in DATA]
-    with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
-        scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
-        number = most_ordinary(scales)
-        estimator, chosen, data = scales[number], draws[number], DATA[number]
-        if estimator.finds_nothing():
-            chosen = chosen._replace(data=data._replace(letters=True))
-            estimator = estimator.on(feeds_of(chosen))
+    with open_like_data(graph, feeds_of, seed, **net) as (chosen, estimator):
         more = (estimator.on(feeds_of(chosen._replace(seed=seed + at))) for at in range(1, _INPUTS + _OTHERS))
         large = estimator.on(feeds_of(Draw(seed, inputs.LARGE)))
         return find_masks(chain([estimator], more), large, **options)

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array, Feed
@@ -28,11 +31,11 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
-from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
-from onnx2ncnn_opt.verification.inputs import dynamic_sizes
+from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_of, tolerance_within
@@ -45,11 +48,13 @@ from onnx2ncnn_opt.verification.rounding_budget import (
     weights_encoding,
 )
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
+from onnx2ncnn_opt.verification.search_masks import open_like_data
 from onnx2ncnn_opt.verification.tail import TailJudge
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
 _MAX_PROBLEM = 100  # characters of an error in a note
 _MIN_RUNS = 2  # on ordinary and large inputs
+_RUNS_LIKE_DATA = 2
 
 
 def verify_net(
@@ -107,7 +112,7 @@ def verify_net(
         sizes=tuple(run.sizes for run in runs_by_size) or ({},),
         shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in runs_by_size) or ({},),
         checked=checked,
-        draws=tuple(run.draw for run in done if run.draw is not None),
+        draws=tuple(run.draw for run in (*done, *judge.like_data) if run.draw is not None),
         notes=tuple(_notes(judge, rows, (param, bin), is_vulkan=target.vulkan)),
         wrong=wrong,
         manifest=manifest,
@@ -153,6 +158,12 @@ class ModelRuns:
             self._next = begin(next, self._inputs)
             yield run
 
+    def run(self, sizes: Mapping[str, int], draw: Draw) -> Run:
+        """Return a run besides those of `runs`."""
+        announce(f"ONNX Runtime runs the model, {draw}")
+        feeds = draw_inputs(self.model, sizes, draw=draw)
+        return Run(sizes, draw, feeds, self._runner.run(feeds))
+
     def _all_runs(self) -> Iterator[Run]:
         options, fixed = self.options, (self.model, self._runner, self.manifest, self.options.seed)
         if self.decoder is not None:
@@ -167,13 +178,17 @@ class ModelRuns:
 
 
 class _ModelJudge:
-    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` are for users."""
+    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` are for users.
+
+    In 16 bits, inputs that are unusual only make notes, and nets also run on inputs like data (`like_data`).
+    """
 
     def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
         self.options, self.manifest, self.model = model.options, model.manifest, model.model
         self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
         self.tail = TailJudge(runner) if self.manifest is not None and runner is not None else None
         self.done: list[Run] = []
+        self.like_data: list[Run] = []
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
         self._tolerance = self.options.tolerance or tolerance_within(self.model)
@@ -188,17 +203,22 @@ class _ModelJudge:
         self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
+        self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
         # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
         caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
         self._not_compared = {*caches, *(self.tail.names if self.tail else ())}
 
     def runs(self, mode: str) -> Iterator[Run]:
-        """Yield the runs of the first mode again for every other mode."""
-        self._worst = None
+        """Yield the runs of the first mode again for every other mode; with 16 bits, then runs on inputs like data."""
+        self._worst, self._excused = None, (0.0, "")
         self._runner = self._load(mode, exact=self.options.exact)
-        if self.done:
-            yield from self.done
-            return
+        yield from self.done or self._first_runs()
+        is_drawn = self.options.feeds is None and self.options.wanted is None
+        if mode != "fp32" and is_drawn and self._decoder is None:
+            self.like_data = self.like_data or list(self._runs_like_data())
+            yield from self.like_data
+
+    def _first_runs(self) -> Iterator[Run]:
         end = self._runs.start + EFFORTS[self.options.effort][0]
         # Dynamic sizes add a run at other sizes.
         least = DECODER_RUNS if self._decoder else _MIN_RUNS + bool(dynamic_sizes(self.model))
@@ -210,12 +230,33 @@ class _ModelJudge:
             self.done.append(run)
             yield run
 
+    def _runs_like_data(self) -> Iterator[Run]:
+        """Yield runs on inputs like data, of a scale that suits the net; none if ncnn cannot walk through the net."""
+        first, way = self.done[0], self._worst[2] if self._worst else ()
+
+        def feeds_of(draw: Draw) -> dict[Blob, Feed]:
+            feeds = model_feeds(way, draw_inputs(self.model, first.sizes, draw=draw))
+            return {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
+
+        worker = self._worker if self._worker.target == LOCAL else None
+        try:
+            graph = read_net(*self._net, entry_points.layer_types()).graph
+            with open_like_data(graph, feeds_of, self.options.seed, worker=worker) as (draw, _):
+                pass
+        except (ParamError, BinError, GraphError, UsageError, RunError):
+            return
+        for number in range(_RUNS_LIKE_DATA):
+            yield self._runs.run(first.sizes, draw._replace(seed=draw.seed + number))
+
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
         tail = self.tail if mode == "fp32" else None
         tokens = self._decoder.tokens if self._decoder and tail is None else None
         comparison = self._comparison(run, mode, tail, tokens)
         way, outputs = comparison.best()
+        is_excused = mode != "fp32" and self.options.wanted is None and run.draw is not None and run.draw.is_unusual
+        if is_excused and is_wrong(outputs):
+            outputs = self._excused_rows(outputs, comparison, run, mode)
         error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
@@ -231,6 +272,22 @@ class _ModelJudge:
         reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
         missing = set(further) - {row.name for row in outputs}
         return [*outputs, *(OutputReport(name, None, "unproven", reason) for name in further if name in missing)]
+
+    def _excused_rows(
+        self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
+    ) -> Sequence[OutputReport]:
+        """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
+        explained = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
+        excused = {row.name: row for row, after in zip(rows, explained, strict=True) if after.cause == mode}
+        for name, row in excused.items():
+            error = math.inf if row.status == "nan" else row.max_rel or 0.0
+            if error > self._excused[0]:
+                self._excused = error, f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}"
+        return [OutputReport(r.name, r.blob, "unproven", r.message) if r.name in excused else r for r in rows]
+
+    def _in_fp32(self, comparison: OutputComparison) -> OutputComparison:
+        runner, tolerance = self._load("fp32", exact=self.options.exact), in_mode("fp32", self._tolerance)
+        return replace(comparison, runner=runner, tolerance=self.options.allowed(tolerance))
 
     def _comparison(self, run: Run, mode: str, tail: TailJudge | None, tokens: str | None) -> OutputComparison:
         """Return the comparison of the net with a run of the model, and behind it of the `tail` or the next token."""
@@ -261,6 +318,8 @@ class _ModelJudge:
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
         """Find the causes of errors, on inputs for which the net is wrong, or on the inputs with the largest error."""
+        if self._excused[1] and not is_wrong(rows):
+            self.notes.append(self._excused[1])
         if self._worst is None:
             return rows
         _, comparison, way = self._worst
@@ -269,9 +328,7 @@ class _ModelJudge:
             rows, problem = _explained(rows, comparison, way, mode, plain=self._is_default and mode == "fp32")
             self.notes += [f"the errors that {mode} explains are unknown: {problem}"] if problem else []
         if mode != "fp32" and is_wrong(rows):
-            runner, tolerance = self._load("fp32", exact=self.options.exact), in_mode("fp32", self._tolerance)
-            in_fp32 = replace(comparison, runner=runner, tolerance=self.options.allowed(tolerance))
-            rows = _with_mode_as_cause(rows, in_fp32, mode)
+            rows = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
         return rows
 
 

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -518,6 +519,44 @@ def test_meaning_of_fp16_on_x86() -> None:
         said = f"ok: net agrees with model (relative error 1.0e-06; {checked}{estimated})"
         assert verdict(report, "net", "model", is_estimated=True) == said
         assert bool(stored_note(report)) == has_note
+
+
+SINE = "(float[16, 16] x) => (float[16, 16] y) { y = Sin(x) }"
+SINE_NET = ("Input in 0 1 x", "UnaryOp s 1 1 x y 0=9")
+
+
+def test_errors_of_16_bits_on_unusual_inputs_are_a_note(tmp_path: Path) -> None:
+    """The larger a number, the larger the error that rounding makes of its sine."""
+    report = verify_net(
+        write_model(tmp_path, SINE), *write_net(tmp_path, *SINE_NET), verification=Verification(modes=["fp32", "bf16"])
+    )
+    assert [output.status for output in report.outputs] == ["ok", "ok"]
+    (note,) = (note for note in report.notes if "unusual" in note)
+    assert re.fullmatch(
+        r"in bf16 'y' is worse on unusual inputs \(seed \d, inputs times \d+.*\): off by up to .*", note
+    )
+
+
+def test_faults_on_unusual_inputs_count_in_16_bits(tmp_path: Path) -> None:
+    clipped = "Input in 0 1 x", "Clip c 1 1 x y 0=-20 1=20"
+    model = write_model(tmp_path, SINE.replace("Sin", "Identity"))
+    report = verify_net(model, *write_net(tmp_path, *clipped), verification=Verification(modes=["bf16"]))
+    assert [output.status for output in report.outputs] == ["mismatch"]
+    assert "inputs times 8: off by" in report.outputs[0].message
+
+
+def test_16_bits_are_verified_on_inputs_like_data(tmp_path: Path) -> None:
+    """The biases suit pixels of 0..255."""
+    text = "(float[1, 3, 32, 32] x) => (float[1, 4, 32, 32] y) { c = Conv(x, w, b) y = Sin(c) }"
+    weight, bias = np.full((4, 3, 1, 1), 0.1, np.float32), np.full(4, 8, np.float32)
+    lines = "Input in 0 1 x", "Convolution c 1 1 x c 0=4 1=1 5=1 6=12", "UnaryOp s 1 1 c y 0=9"
+    net = write_net(tmp_path, *lines, weights=tagged(weight) + raw(bias))
+    report = verify_net(
+        write_model(tmp_path, text, w=weight, b=bias), *net, verification=Verification(modes=["fp32", "bf16"])
+    )
+    assert [output.status for output in report.outputs] == ["ok", "mismatch"]
+    assert "at seed 0, like data: off by" in report.outputs[1].message
+    assert present(report.draws[-1].data).pixels == (0, 255)
 
 
 def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
