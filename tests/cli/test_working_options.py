@@ -1,11 +1,14 @@
 """The command that a failed conversion prints, tried as it is printed."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from testing.command import Ended, run
+from onnx2ncnn_opt.api import working_options
+from onnx2ncnn_opt.cli.main import main
+from testing.command import Ended, without_progress
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
@@ -70,6 +73,19 @@ UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y 
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Return a function that runs a command in `tmp_path`, with time for the search even on a busy machine."""
+    monkeypatch.setattr(working_options, "_SECONDS", 600.0)
+    monkeypatch.chdir(tmp_path)
+
+    def command(*args: str) -> Ended:
+        code, (out, err) = main(args), capsys.readouterr()
+        return Ended(code, out, without_progress(err))
+
+    return command
+
+
 def proposed(ended: Ended) -> str:
     """Return the arguments of the command that ends the error."""
     return ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
@@ -98,13 +114,15 @@ def proposed(ended: Ended) -> str:
         (SIDES, "--outputs y,z", 1),
     ],
 )
-def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code: int, tmp_path: Path) -> None:
+def test_a_failure_ends_with_a_command_that_works(
+    graph: str, options: str, code: int, tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     write_model(tmp_path, graph)
-    ended = run(tmp_path, "convert", "model.onnx", "-o", "my net")
+    ended = run("convert", "model.onnx", "-o", "my net")
     assert ended.code == code
     command = proposed(ended)
     assert command == f"convert model.onnx -o 'my net' {options}"
-    assert run(tmp_path, *shlex.split(command)).code == 0
+    assert run(*shlex.split(command)).code == 0
 
 
 # Boxes with swapped corners, at which ONNX Runtime's RoiAlign overflows, whatever the inputs are.
@@ -116,15 +134,15 @@ SWAPPED = (
 )
 
 
-def test_a_first_net_that_fails_is_no_advice(tmp_path: Path) -> None:
+def test_a_first_net_that_fails_is_no_advice(tmp_path: Path, run: Callable[..., Ended]) -> None:
     write_model(tmp_path, SWAPPED.replace("> {", ", int64[1] four = {4}> {"))
-    ended = run(tmp_path, "convert", "model.onnx")
+    ended = run("convert", "model.onnx")
     assert "Conv 'y' depends on it and needs a net again\n" in ended.err
     assert "make two nets" not in ended.err
-    assert run(tmp_path, *shlex.split(proposed(ended))).code == 0
+    assert run(*shlex.split(proposed(ended))).code == 0
 
 
-def test_a_first_net_without_layers_is_no_advice(tmp_path: Path) -> None:
+def test_a_first_net_without_layers_is_no_advice(tmp_path: Path, run: Callable[..., Ended]) -> None:
     """All that comes before the convolution can only be a tail, and no net is before that."""
     graph = (
         "(float[20] x, float[1, 1, 3] v) => (float[1, 1, 2] y) <int64[1] zero = {0}, int64[1] one = {1}, "
@@ -132,10 +150,10 @@ def test_a_first_net_without_layers_is_no_advice(tmp_path: Path) -> None:
         "e = Add(i, four) s = Slice(x, i, e) r = Reshape(s, image) y = Conv(r, v) }"
     )
     write_model(tmp_path, graph)
-    said = run(tmp_path, "convert", "model.onnx").err
+    said = run("convert", "model.onnx").err
     assert "Slice 's' can follow a net, but Conv 'y' depends on it and needs a net again" in said
     assert "make two nets" not in said
-    assert run(tmp_path, "convert", "model.onnx", "--outputs", "r").code == 1
+    assert run("convert", "model.onnx", "--outputs", "r").code == 1
 
 
 STRIDE = (
@@ -153,27 +171,29 @@ FIXED = "(float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu(x) }"
         (FIXED, ["--shape", "image:1,3,8,8"], []),
     ],
 )
-def test_a_wrong_shape_ends_with_one_that_works(graph: str, wrong: list[str], right: list[str], tmp_path: Path) -> None:
+def test_a_wrong_shape_ends_with_one_that_works(
+    graph: str, wrong: list[str], right: list[str], tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     write_model(tmp_path, graph)
-    ended = run(tmp_path, "convert", "model.onnx", *wrong, "-o", "net")
+    ended = run("convert", "model.onnx", *wrong, "-o", "net")
     assert ended.code == 2
     words = shlex.split(proposed(ended))
     assert words == ["convert", "model.onnx", "-o", "net", *right]
-    assert run(tmp_path, *words).code == 0
+    assert run(*words).code == 0
 
 
-def test_proposed_outputs_replace_the_given_ones(tmp_path: Path) -> None:
+def test_proposed_outputs_replace_the_given_ones(tmp_path: Path, run: Callable[..., Ended]) -> None:
     write_model(tmp_path, MIDDLE)
-    ended = run(tmp_path, "convert", "model.onnx", "--outputs", "b")
+    ended = run("convert", "model.onnx", "--outputs", "b")
     command = proposed(ended)
     assert command == "convert model.onnx --outputs a"
-    assert run(tmp_path, *shlex.split(command)).code == 0
+    assert run(*shlex.split(command)).code == 0
 
 
-def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
+def test_a_custom_operator_needs_no_verification(tmp_path: Path, run: Callable[..., Ended]) -> None:
     write_model(tmp_path, OWN)
     for options, code in ((["--custom", "made.up::Op"], 2), (["--no-verify"], 1)):
-        ended = run(tmp_path, "convert", "model.onnx", *options)
+        ended = run("convert", "model.onnx", *options)
         assert (ended.code, proposed(ended)) == (code, "convert model.onnx --custom made.up::Op --no-verify")
 
 
@@ -186,17 +206,19 @@ def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
         (NO_ROWS, [], "[0:0] is empty, and ncnn has no empty tensors"),
     ],
 )
-def test_no_command_if_no_option_helps(graph: str, options: list[str], said: str, tmp_path: Path) -> None:
+def test_no_command_if_no_option_helps(
+    graph: str, options: list[str], said: str, tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     write_model(tmp_path, graph)
-    ended = run(tmp_path, "convert", "model.onnx", *options)
+    ended = run("convert", "model.onnx", *options)
     assert ended.code in (1, 2)
     assert said in ended.err
     assert "this works" not in ended.err
 
 
 @pytest.mark.parametrize("last", ["y = Identity(a)", "b = Mul(a, a) y = Exp(b)"])
-def test_classical_models_are_called_so(last: str, tmp_path: Path) -> None:
+def test_classical_models_are_called_so(last: str, tmp_path: Path, run: Callable[..., Ended]) -> None:
     operators = f"a = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x) {last}"
     write_model(tmp_path, f"(float[N, 4] x) => (float[N, 4] y) {{ {operators} }}")
     told = "the model is classical machine learning (Scaler), which ncnn does not compute: run it in ONNX Runtime, or"
-    assert told in run(tmp_path, "convert", "model.onnx").err
+    assert told in run("convert", "model.onnx").err
