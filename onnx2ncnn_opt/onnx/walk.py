@@ -25,11 +25,13 @@ from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold.inferred import inferred_outputs
 from onnx2ncnn_opt.onnx.folding import folded
 from onnx2ncnn_opt.onnx.items import ItemRule
-from onnx2ncnn_opt.onnx.lower.builder import Builder, Invalid, Refusal, Results, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.builder import Results
+from onnx2ncnn_opt.onnx.lower.checks import Invalid, Refusal, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, output_layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
+from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
 from onnx2ncnn_opt.onnx.ops import find, folds, traits_of
 from onnx2ncnn_opt.onnx.read.binding import LengthInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
@@ -345,7 +347,7 @@ class Walk(ImportContext):
 
     def tensor(self, x: Operand) -> Tensor:
         """See `ImportContext`."""
-        return computed(self, x) if isinstance(x, SymbolicTensor) else Builder.tensor(self, x)
+        return computed(self, x) if isinstance(x, SymbolicTensor) else TensorBuilder.tensor(self, x)
 
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""

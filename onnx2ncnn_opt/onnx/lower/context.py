@@ -11,7 +11,7 @@ import onnx_ir
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, names_in, substituted, symbol
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.onnx.lower.builder import Builder
+from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import LARGEST_SIZE, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -24,7 +24,7 @@ class MissingOperand(Exception):
     """Raised inside an importer: a node in its subgraph was refused already."""
 
 
-class ImportContext(Builder, ABC):
+class ImportContext(TensorBuilder, ABC):
     """The first argument of every importer, by convention called `im`."""
 
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
@@ -38,19 +38,6 @@ class ImportContext(Builder, ABC):
     def opset(self) -> int:
         """The model's version of ONNX's own operators."""
         return self.model.opsets.get("", 1)
-
-    def axis(self, axis: int, rank: int) -> int:
-        """Return an axis counted from the front; raise Refusal if a tensor of `rank` does not have it."""
-        if not -rank <= axis < rank:
-            raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
-        return axis % rank
-
-    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
-        """Return axes counted from the front, in the same order; raise Refusal if one occurs twice."""
-        result = [self.axis(axis, rank) for axis in axes]
-        if len(set(result)) != len(result):
-            raise self.invalid(f"axes {list(axes)} of a tensor of rank {rank}")
-        return result
 
     def demand(self, size: Dim, least: int) -> None:
         """Record that the net is right only if a size is `least` or more, unless that is certain."""

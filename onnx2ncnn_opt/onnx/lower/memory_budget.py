@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.dim import Shape, at_most
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
 from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
-from onnx2ncnn_opt.onnx.lower.builder import Refusal
+from onnx2ncnn_opt.onnx.lower.checks import Refusal
 from onnx2ncnn_opt.onnx.value import Item, NodeItems, SymbolicTensor, Tensor
 
 MOST_ELEMENTS = 2**28  # of one result: 1 GiB of float32
