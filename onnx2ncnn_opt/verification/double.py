@@ -198,8 +198,9 @@ class InDouble(NodeWriter):
             recurrent_bias = self._part(own[2], rows, 2 * rows)
             states = self._step(gates, size, own_recurrent, recurrent_bias, bound, is_linear=is_linear)
             copy = self.node("Identity", states[0])
-            ports = [*(_STATE, _CELL)[: len(first)], _PRODUCTS], [*states, copy]
-            starts, ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in ports)
+            starts = [onnx.ValueInfoProto(name=name) for name in (*(_STATE, _CELL)[: len(first)], _PRODUCTS)]
+            # ONNX Runtime wants these shapes, and cannot infer them from operands of unknown rank.
+            ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [None, size]) for name in (*states, copy)]
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             is_reversed = [int(direction == b"reverse" or number == 1)]
             *last, sequence = [f"{name}.{number}" for name in (*states, copy)]

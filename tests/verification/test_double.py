@@ -164,6 +164,17 @@ def test_recurrent_layers_with_clip_and_weights_at_run_time(node: str, is_given:
     assert 0 < np.abs(exact - single).max() < 1e-5
 
 
+@pytest.mark.parametrize("node", ["GRU", "LSTM", "RNN"])
+def test_a_sequence_of_unknown_rank(node: str) -> None:
+    rows = 5 * {"GRU": 3, "LSTM": 4, "RNN": 1}[node]
+    call = f"Reshape(x, shape) y, z = {node}<hidden_size = 5>(sequence, w, r)"
+    graph = f"(float[84] x, int64[K] shape) => (float[A, B, C, D] y) {{ sequence = {call} }}"
+    data = serialized(graph, 20, w=random(1, rows, 4), r=random(1, rows, 5))
+    single, exact = both(data, random(84), np.array([7, 3, 4]))
+    assert exact.dtype == np.float64
+    assert 0 < np.abs(exact - single).max() < 1e-5
+
+
 @pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "LSTM<{}>", "RNN<{}>"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("inputs", ["x, w, r", "x, w, r, b, , h"])
