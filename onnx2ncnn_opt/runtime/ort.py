@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
+from graphlib import TopologicalSorter
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -285,9 +286,20 @@ def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.Model
 
     proto = onnx.ModelProto()
     proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
+    _sort(proto.graph)
     if outputs:
         cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return proto
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put each node after the nodes that it reads, as ONNX demands; ONNX Runtime takes nodes in any order."""
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    read = {i: {makers[name] for name in reads(node) if name in makers} for i, node in enumerate(graph.node)}
+    if any(max(places, default=-1) > place for place, places in read.items()):
+        nodes = [graph.node[place] for place in TopologicalSorter(read).static_order()]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def cut_model(
@@ -323,9 +335,10 @@ def cut_model(
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node and the nodes of its subgraphs read, at any depth."""
+    """Yield the names outside of a node that it and the nodes of its subgraphs read, at any depth."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from reads(inner)
+            own = {item.name for item in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            yield from (name for inner in graph.node for name in reads(inner) if name not in own)

@@ -31,6 +31,22 @@ def test_outputs_by_name_from_memory_and_from_a_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(outputs["z"], (A - B) * [1, 2])
 
 
+def test_nodes_in_any_order() -> None:
+    """ONNX demands an order, ONNX Runtime does not. A branch may name its own values like later ones outside."""
+    text = """(float[2] a, bool c) => (float[2] z) {
+        z = Neg(y)
+        y = Add(x, w)
+        w = If(c) <then_branch = n () => (float[2] u) { y = Abs(x) u = Exp(y) },
+                   else_branch = m () => (float[2] v) { v = Identity(x) }>
+        x = Relu(a)
+    }"""
+    feeds = {"a": A, "c": np.array(False)}
+    for outputs in ([], ["y"], ["z"]):
+        read = read_model(parsed(text).SerializeToString(), outputs)
+        assert [node.output[0] for node in read.graph.node] == ["x", "w", "y", "z"][: 3 if outputs == ["y"] else 4]
+    np.testing.assert_array_equal(OrtRunner(parsed(text).SerializeToString(), outputs=["y"]).run(feeds)["y"], 2 * A)
+
+
 def test_external_data_that_is_written_again(tmp_path: Path) -> None:
     """ONNX Runtime folds the sum of the weights when it loads the model."""
     model = parsed("(float[2] a) => (float[2] z) <float[2] w = {0, 0}> { f = Add(w, w) z = Mul(a, f) }")
