@@ -147,11 +147,11 @@ class Tracer:
                 joined.append(source)
         return tuple(joined)
 
-    def operand(self, piece: Piece, *types: str) -> Piece:
-        """Return the operand of the elementwise layer (one of `types`) that computes a piece; NoMatch for others."""
+    def operand(self, piece: Piece, kind: str) -> Piece:
+        """Return the operand of the elementwise layer of this kind that computes a piece; NoMatch for others."""
         piece = self.source(piece)
         layer = piece.layer
-        expect(layer.type in types and not layer["featmask"])
+        expect(layer.type == kind and not layer["featmask"])
         self.visited.add(layer)
         return piece.of(layer.input)
 
