@@ -21,7 +21,7 @@ from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
-from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass, known_shape, require
 
 _CONVOLUTIONS = frozenset(type for type in types_of(WEIGHTED) if type.endswith("1D"))
 _RANK = 2  # of a sequence
@@ -49,7 +49,7 @@ def _refuse(layer: Layer) -> None:
     blob = layer.inputs[0]
     known_shape(blob)
     require(not layer["featmask"], f"'{layer.name}' has a feature mask")
-    require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
+    raise Refused(f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
 
 
 def _is_sequence(blob: Blob) -> bool:

@@ -39,6 +39,7 @@ _QUANTISED_PRODUCTS = {"QGemm": ("Gemm", 7, 6), "QLinearConv": ("Conv", 6, 8), "
 _QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 _OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _Values: TypeAlias = Sequence[onnx_ir.Value | None]
+_Limits: TypeAlias = tuple[float, int, np.dtype[Any]]  # scale, zero point and its 8-bit type
 _NOT_ONNX = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
@@ -165,39 +166,41 @@ class _FloatConversion(_Editor):
         self._methods = {
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
+            **dict.fromkeys(_OPERATORS, self._operator),
+            "QLinearConcat": self._concat,
             **dict.fromkeys(_QUANTISED_PRODUCTS, self._product),
             **dict.fromkeys(_OF_INTEGERS, self._product_at_run_time),
             "DynamicQuantizeLSTM": self._lstm,
+            **dict.fromkeys(_MOVES, self._move),
         }
 
     def convert(self, node: onnx_ir.Node) -> None:
         """Insert the float version of a node that has 8-bit inputs or outputs."""
         self._current = node
-        kind = node.op_type
-        if node.domain not in _DOMAINS:
-            return
-        if kind in self._methods:
-            self._methods[kind](node)
-        elif kind in _OPERATORS:
-            name, places, scale = _OPERATORS[kind]
-            operands = [self._operand(node.inputs[i : i + 3]) for i in places]
-            if not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
-                self._result(node, name, operands, node.inputs[scale : scale + 2])
-        elif kind == "QLinearConcat":
-            operands = [self._operand(node.inputs[i : i + 3]) for i in range(2, len(node.inputs), 3)]
-            self._result(node, "Concat", operands, node.inputs[:2])
-        elif kind in _MOVES and node.inputs and node.inputs[0] in self._floats:
-            self._move(node, self._floats[node.inputs[0]])
+        method = self._methods.get(node.op_type) if node.domain in _DOMAINS else None
+        if method is not None:
+            method(node)
 
     def _quantize(self, node: onnx_ir.Node) -> None:
         x, scale, zero = (*node.inputs, None)[:3]
-        if x is not None and _constant(x) is None:
-            self._clipped(x, node.outputs[0], scale, zero)
+        limits = _limits(scale, zero)
+        if x is not None and _constant(x) is None and limits is not None:
+            self._clipped(x, node.outputs[0], limits)
 
     def _dequantize(self, node: onnx_ir.Node) -> None:
         operand = self._operand(node.inputs, axis=_attribute(node, "axis", 1))
         if operand is not None:
             self._supersede(node.outputs[0], operand)
+
+    def _operator(self, node: onnx_ir.Node) -> None:
+        name, places, scale = _OPERATORS[node.op_type]
+        operands = [self._operand(node.inputs[i : i + 3]) for i in places]
+        if not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
+            self._result(node, name, operands, node.inputs[scale : scale + 2])
+
+    def _concat(self, node: onnx_ir.Node) -> None:
+        operands = [self._operand(node.inputs[i : i + 3]) for i in range(2, len(node.inputs), 3)]
+        self._result(node, "Concat", operands, node.inputs[:2])
 
     def _product(self, node: onnx_ir.Node) -> None:
         kind, scale, bias_at = _QUANTISED_PRODUCTS[node.op_type]
@@ -207,9 +210,10 @@ class _FloatConversion(_Editor):
             return
         operands, quantised, weight = [x, w], self._known.get(x), self._weights.get(w)
         bias = None if bias_at is None or bias_at >= len(node.inputs) else node.inputs[bias_at]
-        if (quantised is None or weight is None) and (kind == "Conv" or bias is not None):
-            return
-        if bias is not None and quantised is not None and weight is not None:
+        if quantised is None or weight is None:
+            if kind == "Conv" or bias is not None:
+                return
+        elif bias is not None:
             numbers = _constant(bias)
             if numbers is None:
                 return
@@ -251,12 +255,13 @@ class _FloatConversion(_Editor):
             for old, new in zip(node.outputs, states, strict=True):
                 self._supersede(old, new)
 
-    def _move(self, node: onnx_ir.Node, x: _Quantised) -> None:
-        if any(value in self._floats for value in node.inputs[1:]):
+    def _move(self, node: onnx_ir.Node) -> None:
+        first, *others = node.inputs or (None,)
+        x = None if first is None else self._floats.get(first)
+        has_indices = node.op_type == "MaxPool" and len(node.outputs) > 1
+        if x is None or has_indices or any(value in self._floats for value in others):
             return
-        if node.op_type == "MaxPool" and len(node.outputs) > 1:
-            return
-        outputs = self._node(node.op_type, [x.value, *node.inputs[1:]], _attributes(node), len(node.outputs))
+        outputs = self._node(node.op_type, [x.value, *others], _attributes(node), len(node.outputs))
         for old, new in zip(node.outputs, outputs, strict=True):
             self._add(old, x._replace(value=new))
 
@@ -265,25 +270,21 @@ class _FloatConversion(_Editor):
         if any(operand is None for operand in operands):
             return
         scale, zero = (*scale_and_zero, None, None)[:2]
-        if scale is not None and _limits(scale, zero) is None:
+        limits = _limits(scale, zero)
+        if scale is not None and limits is None:
             return
         [result] = self._node(kind, operands, _attributes(node))
-        if scale is None:
+        if limits is None:
             self._supersede(node.outputs[0], result)
         else:
-            self._clipped(result, node.outputs[0], scale, zero)
+            self._clipped(result, node.outputs[0], limits)
 
-    def _clipped(
-        self, x: onnx_ir.Value, old: onnx_ir.Value, scale: onnx_ir.Value | None, zero: onnx_ir.Value | None
-    ) -> None:
-        parameters = _limits(scale, zero)
-        if parameters is None:
-            return
-        quantised = _Quantised(x, *parameters)
+    def _clipped(self, x: onnx_ir.Value, old: onnx_ir.Value, limits: _Limits) -> None:
+        quantised = _Quantised(x, *limits)
         low, high = (np.float32(limit) for limit in quantised.limits)
         if self._graph.opset_imports.get("", 1) >= _OPSET_OF_CLIP:
-            limits = [self._initializer(np.array(limit, np.float32)) for limit in (low, high)]
-            [value] = self._node("Clip", [x, *limits])
+            bounds = [self._initializer(np.array(bound, np.float32)) for bound in (low, high)]
+            [value] = self._node("Clip", [x, *bounds])
         else:
             [value] = self._node("Clip", [x], {"min": float(low), "max": float(high)})
         self._add(old, quantised._replace(value=value))
@@ -405,8 +406,8 @@ def _along(array: Array, axis: int, rank: int) -> Array:
     return array if array.size == 1 else array.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _limits(scale: onnx_ir.Value | None, zero: onnx_ir.Value | None) -> tuple[float, int, np.dtype[Any]] | None:
-    """Return a positive scale, a zero point and its 8-bit type; None unless both are constants of one element."""
+def _limits(scale: onnx_ir.Value | None, zero: onnx_ir.Value | None) -> _Limits | None:
+    """Return the limits of a quantised value; None unless a positive scale and a zero point are single constants."""
     step = None if scale is None else _constant(scale)
     point = np.zeros((), np.uint8) if zero is None else _constant(zero)
     if step is None or point is None or step.size != 1 or point.size != 1 or point.dtype not in _RANGES:
