@@ -16,9 +16,9 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.reached import reached
-from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
+from onnx2ncnn_opt.rewrite.prove_masks import unmoved
 
 _NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # names in model.json, and of files
 _TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
@@ -120,9 +120,7 @@ def _parts(graph: Graph) -> _Parts:
 
 def _sees_keys(blob: Blob) -> bool:
     """Return True if a blob is 1 in rows of the mask that see a key; with the runner's mask, each row sees one."""
-    layer = blob.producer
-    while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
-        layer = layer.input.producer
+    layer = unmoved(blob).producer
     reduction = layer.input.producer if layer is not None and layer.type == "Threshold" else None
     is_max = reduction is not None and reduction.type == "Reduction" and reduction["operation"] == Reduction.MAX
     return is_max and all(ancestor.type != "Embed" for ancestor in _before(blob))

@@ -132,12 +132,12 @@ def added_inputs(graph: Graph) -> list[Blob]:
             added = layer.inputs[3:4] if layer.type == "SDPA" else layer.inputs[-1:]
         elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
             added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
-        sources = [blob for blob in map(_unmoved, added) if blob.is_input]
+        sources = [blob for blob in map(unmoved, added) if blob.is_input]
         inputs |= dict.fromkeys(sources if len(sources) == 1 else ())
     return list(inputs)
 
 
-def _unmoved(blob: Blob) -> Blob:
+def unmoved(blob: Blob) -> Blob:
     """Return the blob that a chain of moves copied to this blob."""
     while blob.producer is not None and blob.producer.has(Trait.MOVES) and len(blob.producer.inputs) == 1:
         blob = blob.producer.input

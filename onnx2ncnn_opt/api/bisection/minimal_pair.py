@@ -132,47 +132,64 @@ class _ModelPart:
 
     def __init__(self, model: Path | bytes, part: Part, values: Mapping[str, Array]) -> None:
         folder = None if isinstance(model, bytes) else model.absolute().parent
-        self.proto = proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
-        graph = proto.graph
-        self.opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
+        self.proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+        graph, end = self.proto.graph, part.counterpart
+        self.opset = next((entry.version for entry in self.proto.opset_import if not entry.domain), 1)
         self._names = NamePool(name for node in graph.node for name in (*node.input, *node.output))
-        self.before: list[onnx.NodeProto] = []
-        self.after: list[onnx.NodeProto] = []
-        self.constants: list[TensorProto] = []
-        self.inputs: dict[str, tuple[str, Counterpart, Array]] = {}
+        self._before: list[onnx.NodeProto] = []
+        self._after: list[onnx.NodeProto] = []
+        self._shapes: list[TensorProto] = []
         starts = {counterpart.value for counterpart in part.starts.values()}
-        frozen = self._constant(part.counterpart.value, starts, values)
-        cut_model(proto, [part.counterpart.value], folder, {*starts, *frozen})
+        frozen = self._constant(end.value, starts, values)
+        cut_model(self.proto, [end.value], folder, {*starts, *frozen})
         self.nodes = len(graph.node)
+        self.inputs = self._inputs(part.starts, values)
+        self.output = self._end(end, values[end.value], starts)
+        self._set_initializers(end.value, starts, frozen, values, folder)
+        self._set_ports(end, values[end.value])
+        nodes = [*self._before, *graph.node, *self._after]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _inputs(
+        self, starts: Mapping[str, Counterpart], values: Mapping[str, Array]
+    ) -> dict[str, tuple[str, Counterpart, Array]]:
+        """Return the inputs with the numbers of the blobs at the start."""
+        inputs: dict[str, tuple[str, Counterpart, Array]] = {}
         produced: set[str] = set()
-        for blob, counterpart in part.starts.items():
+        for blob, counterpart in starts.items():
             array = values[counterpart.value]
             name = self._start(counterpart, array, produced)
             fed = in_order(array, counterpart.axes).reshape(counterpart.shape)
             is_float = array.dtype.kind in "iub" and not counterpart.integer
-            self.inputs[blob] = (name, counterpart, fed.astype(np.float32) if is_float else fed)
+            inputs[blob] = (name, counterpart, fed.astype(np.float32) if is_float else fed)
             produced.add(counterpart.value)
-        self.output = self._end(part.counterpart, values[part.counterpart.value], starts)
+        return inputs
+
+    def _set_initializers(
+        self, end: str, starts: set[str], frozen: set[str], values: Mapping[str, Array], folder: Path | None
+    ) -> None:
+        """Keep the initializers that the nodes read, with their external data; add `frozen` values."""
+        graph = self.proto.graph
         read = {name for node in graph.node for name in reads(node)}
         kept = [tensor for tensor in graph.initializer if tensor.name in read and tensor.name not in starts]
         for tensor in kept:
             if tensor.data_location == TensorProto.EXTERNAL:
                 load_external_data_for_tensor(tensor, os.fspath(folder or ""))
                 tensor.data_location = TensorProto.DEFAULT
-        del graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
-        missing = (read | {part.counterpart.value}) - {tensor.name for tensor in kept}
-        graph.initializer.extend(kept)
-        for name in sorted(frozen & missing):
-            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values[name]), name))
-        graph.initializer.extend(self.constants)
+        missing = (read | {end}) - {tensor.name for tensor in kept}
+        made = [numpy_helper.from_array(np.ascontiguousarray(values[name]), name) for name in sorted(frozen & missing)]
+        del graph.initializer[:]
+        graph.initializer.extend([*kept, *made, *self._shapes])
+
+    def _set_ports(self, end: Counterpart, result: Array) -> None:
+        """Declare the part's inputs and output in place of the model's."""
+        graph = self.proto.graph
+        del graph.input[:], graph.output[:], graph.value_info[:]
         for name, _, array in self.inputs.values():
             graph.input.append(helper.make_tensor_value_info(name, _type(array), array.shape))
-        result = values[part.counterpart.value]
-        shape = part.counterpart.shape if self.output != part.counterpart.value else result.shape
+        shape = end.shape if self.output != end.value else result.shape
         graph.output.append(helper.make_tensor_value_info(self.output, _type(result), shape))
-        nodes = [*self.before, *graph.node, *self.after]
-        del graph.node[:]
-        graph.node.extend(nodes)
 
     def _constant(self, end: str, starts: set[str], values: Mapping[str, Array]) -> set[str]:
         """Return the values that nodes between the starts and the end read and that do not depend on the starts."""
@@ -201,12 +218,12 @@ class _ModelPart:
         if counterpart.value not in produced:
             read = name
             if is_float:
-                read = self._add(self.before, "Cast", [read], to=_type(array))
+                read = self._add(self._before, "Cast", [read], to=_type(array))
             inner = tuple(squeezed(array.shape)[axis] for axis in counterpart.axes)
-            read = self._reshaped(self.before, read, inner)
+            read = self._reshaped(self._before, read, inner)
             if counterpart.axes != natural(array):
-                read = self._add(self.before, "Transpose", [read], perm=[int(i) for i in np.argsort(counterpart.axes)])
-            self._reshaped(self.before, read, array.shape, counterpart.value)
+                read = self._add(self._before, "Transpose", [read], perm=[int(i) for i in np.argsort(counterpart.axes)])
+            self._reshaped(self._before, read, array.shape, counterpart.value)
         return name
 
     def _end(self, counterpart: Counterpart, array: Array, starts: set[str]) -> str:
@@ -215,13 +232,13 @@ class _ModelPart:
             return counterpart.value
         read = counterpart.value
         if counterpart.axes != natural(array):
-            read = self._reshaped(self.after, read, squeezed(array.shape))
-            read = self._add(self.after, "Transpose", [read], perm=list(counterpart.axes))
-        return self._reshaped(self.after, read, counterpart.shape, self._names.take(f"{counterpart.value}.out"))
+            read = self._reshaped(self._after, read, squeezed(array.shape))
+            read = self._add(self._after, "Transpose", [read], perm=list(counterpart.axes))
+        return self._reshaped(self._after, read, counterpart.shape, self._names.take(f"{counterpart.value}.out"))
 
     def _reshaped(self, nodes: list[onnx.NodeProto], read: str, shape: Sequence[int], name: str | None = None) -> str:
         sizes = self._names.take("shape")
-        self.constants.append(numpy_helper.from_array(np.array(shape, np.int64), sizes))
+        self._shapes.append(numpy_helper.from_array(np.array(shape, np.int64), sizes))
         return self._add(nodes, "Reshape", [read, sizes], name)
 
     def _add(
