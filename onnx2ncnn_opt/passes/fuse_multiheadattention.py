@@ -128,19 +128,9 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         k.by_head.shape[::2] == v.by_head.shape[::2] == (heads, size),
         "keys or values have other heads than the queries",
     )
-    last = linear_of(root)
-    columns = _merged_columns(merged, heads, size)
-    require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
-    out = np.empty_like(last.weight)
-    out[:, columns] = last.weight
-    inputs = [trace.producer.input for trace in qkv]
+    last = _last_linear(root, merged, heads, size)
     widths = [linear.weight.shape[1] for linear in linears]
     require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
-    weights: dict[str, Array] = {}
-    for name, (weight, bias) in zip("qkv", linears, strict=True):
-        weights |= {f"{name}_weight_data": weight, f"{name}_bias_data": bias}
-    weights |= {"out_weight_data": out, "out_bias_data": last.bias}
-    scale = core.scale * q.factor * k.factor
     require(v.factor == 1, "the values are multiplied by a number")
     params = {
         "embed_dim": heads * size,
@@ -148,16 +138,31 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         "weight_data_size": heads * size * widths[0],
         "kdim": widths[1],
         "vdim": widths[2],
-        "attn_mask": 1 if core.mask is not None else None,
-        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # older releases compute with this one
     }
-    count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
-    blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]
-    params = {name: value for name, value in params.items() if value is not None}
+    inputs = [trace.producer.input for trace in qkv]
+    blobs = inputs[: 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3]
+    if core.mask is not None:
+        params["attn_mask"] = 1
+        blobs.append(core.mask)
+    scale = core.scale * q.factor * k.factor
+    if not np.isclose(scale * size**0.5, 1, rtol=1e-6):  # older releases compute with this one
+        params["scale"] = scale
     new = Layer("MultiHeadAttention", root.name, blobs, (), params)
-    for name, values in weights.items():
-        new.weights[name] = stored(new, name, values).reshape(-1)
+    for name, linear in zip(("q", "k", "v", "out"), (*linears, last), strict=True):
+        for kind, values in linear._asdict().items():
+            weight = f"{name}_{kind}_data"
+            new.weights[weight] = stored(new, weight, values).reshape(-1)
     return new
+
+
+def _last_linear(root: Layer, merged: _Trace, heads: int, size: int) -> Linear:
+    """Return the last Gemm, with its columns in the order of the heads."""
+    last = linear_of(root)
+    columns = _merged_columns(merged, heads, size)
+    require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
+    weight = np.empty_like(last.weight)
+    weight[:, columns] = last.weight
+    return Linear(weight, last.bias)
 
 
 # ---- attention itself
