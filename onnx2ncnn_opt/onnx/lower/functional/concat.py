@@ -24,15 +24,7 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     """
     rank = operands[0].rank
     axis = im.axis(axis, rank)
-    if any(x.rank != rank for x in operands):
-        raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in operands)}")
-    for other in range(rank):
-        sizes = dict.fromkeys(x.shape[other] for x in operands) if other != axis else ()
-        pairs = list(combinations(sizes, 2))
-        is_fixed = sum(isinstance(size, int) for size in sizes) > 1
-        if is_fixed or solved(pairs):  # such as (1 + h)//2 and the height of a recurrent state
-            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
-            raise (im.mismatch if is_fixed else im.invalid)(reason, pairs)
+    _check_shapes(im, operands, axis)
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
@@ -59,6 +51,20 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     axes = [next(filter(None, groups), ()) for groups in zip(*(view.axes for view in views), strict=True)]
     axes[whole] = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
+
+
+def _check_shapes(im: ImportContext, operands: Sequence[Value | SymbolicTensor], axis: int) -> None:
+    """Refuse operands of different ranks, or of different sizes along other axes than `axis`."""
+    rank = operands[0].rank
+    if any(x.rank != rank for x in operands):
+        raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in operands)}")
+    for other in range(rank):
+        sizes = dict.fromkeys(x.shape[other] for x in operands) if other != axis else ()
+        pairs = list(combinations(sizes, 2))
+        is_fixed = sum(isinstance(size, int) for size in sizes) > 1
+        if is_fixed or solved(pairs):  # such as (1 + h)//2 and the height of a recurrent state
+            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
+            raise (im.mismatch if is_fixed else im.invalid)(reason, pairs)
 
 
 def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
