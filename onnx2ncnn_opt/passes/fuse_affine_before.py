@@ -40,9 +40,9 @@ _ROUNDING = 2.0**-21
 def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -> Layer | list[Layer]:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
-    Folds factors and offsets per input channel into the weights of the next layer. If a convolution pads with zeros,
-    its pad value becomes the number that the affine layer maps to 0. This number must be the same for all channels,
-    because a convolution has one pad value. A positive factor commutes with a ReLU.
+    Folds factors and offsets per input channel into the weights of the next layer. The pad value of a convolution
+    becomes the number that the affine layer maps to it. This number must be the same for all channels, because a
+    convolution has one pad value. A positive factor commutes with a ReLU.
     """
     require_own_weights(layer)
     require_outermost_channels(layer, layer.input)
@@ -53,8 +53,8 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     if layer.type.startswith("Deconvolution"):
         require(not shift.any(), f"outputs of {layer.type} '{layer.name}' differ in their number of taps")
     pads = layer.type != "InnerProduct" and any(pads_of(layer))
-    require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
-    pad_value = _preimage_of_zero(scale, shift, layer) if shift.any() and pads else 0.0
+    padded = float(layer.params.get("pad_value", 0.0))
+    pad_value = _preimage(padded, scale, shift, layer) if pads and (padded or shift.any()) else None
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
     group = groups_of(layer)
     # Axes: group, output channel in the group, input channel in the group, tap.
@@ -70,17 +70,17 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
         require_offsets_fold(gains, losses, lambda: np.abs(scaled).reshape(len(bias), -1).sum(axis=1))
         weights["bias_data"] = stored(layer, "bias_data", terms.sum(axis=1))
     bias_term = 1 if shift.any() else layer["bias_term"]
-    result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
+    result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights, pad_value=pad_value)
     if relu is not None:
         unscaled = Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch)
         return [relu.having(inputs=affine.inputs, outputs=[unscaled]), result.having(inputs=[unscaled])]
-    return result.having(pad_value=pad_value) if pad_value else result
+    return result
 
 
-def _preimage_of_zero(scale: Array, shift: Array, layer: Layer) -> float:
-    """Return the number that the affine layer maps to 0 in every channel; refused if channels differ."""
-    reason = f"{layer.type} '{layer.name}' pads its input with zeros"
+def _preimage(padded: float, scale: Array, shift: Array, layer: Layer) -> float | None:
+    """Return the number that the affine layer maps to the pad value in every channel; refused if channels differ."""
+    reason = f"{layer.type} '{layer.name}' pads its input with {f'{padded:g}' if padded else 'zeros'}"
     require(bool(scale.all()) and layer.spec is not None and "pad_value" in layer.spec.by_name, reason)
-    zero = (-shift / scale).astype(np.float32)
-    require(bool(np.isfinite(zero).all()) and np.ptp(zero) <= _ROUNDING * np.abs(zero).max(), reason)
-    return float(np.median(zero))
+    source = ((padded - shift) / scale).astype(np.float32)
+    require(bool(np.isfinite(source).all()) and np.ptp(source) <= _ROUNDING * np.abs(source).max(), reason)
+    return float(np.median(source)) or None

@@ -1,8 +1,10 @@
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import close, factor, mul, offset, plus, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
+_MOST = 1e4  # a Clip with one bound has the largest number as the other
 _CLIP = op("Clip", "clip", min=0.0)(plus("x", "add"))
 
 
@@ -16,18 +18,26 @@ _CLIP = op("Clip", "clip", min=0.0)(plus("x", "add"))
 )
 def fuse_hardswish(
     x: Blob, gate: Layer | None = None, clip: Layer | None = None, add: Layer | None = None, scale: Layer | None = None
-) -> Layer:
+) -> list[Layer]:
     """x * HardSigmoid(x), or x * Clip(x + 3, 0, 6) / 6   ⇒   HardSwish(x)
 
-    The division by 6 may be anywhere.
+    The division by 6 may be anywhere. Another factor stays: PP-OCR has x * Clip(x + 3, 0, 6) * 0.03.
     """
     if gate:
-        alpha, beta, name = gate["alpha"], gate["beta"], gate.name
-    else:
-        assert clip
-        assert add
-        assert scale
-        alpha, beta, name = factor(scale), offset(add) * factor(scale), clip.name
-        require(close(clip["max"] * alpha, 1.0), f"the values of '{clip.name}' do not end at 1")
-    require(alpha > 0, f"'{name}' falls where HardSwish rises")
-    return Layer("HardSwish", name, [x], (), {"alpha": alpha, "beta": beta})
+        require(gate["alpha"] > 0, f"'{gate.name}' falls where HardSwish rises")
+        return [Layer("HardSwish", gate.name, [x], (), {"alpha": gate["alpha"], "beta": gate["beta"]})]
+    assert clip
+    assert add
+    assert scale
+    top = clip["max"]
+    require(0 < top < _MOST, f"the values of '{clip.name}' do not end between 0 and {_MOST:g}")
+    rest = top * factor(scale)
+    by = factor(scale) if close(rest, 1.0) else 1 / top
+    swish = Layer("HardSwish", clip.name, [x], (), {"alpha": by, "beta": offset(add) * by})
+    if close(rest, 1.0):
+        return [swish]
+    swish = swish.having(outputs=[Blob(f"{clip.output.name}_hardswish")])
+    return [
+        swish,
+        Layer("BinaryOp", scale.name, [swish.output], (), {"op_type": BinaryOp.MUL, "with_scalar": 1, "b": rest}),
+    ]
