@@ -181,6 +181,8 @@ class NcnnServer(Server):
             round_blob(array, parts, step["rounding"], cast=step["cast"], fits=fits, is_batch=bool(batch))
             samples.append(array.reshape(-1)[sampled])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
+        for name in step["unread"]:
+            extractor.input(self.net.blob(name), self.ncnn.Mat())
         special = 0
         if not fits:  # numbers below LARGEST stay finite when they are rounded
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)

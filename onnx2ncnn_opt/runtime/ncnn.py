@@ -42,6 +42,7 @@ class WalkStep:
     send: bool = False  # return the blob
     sample: int = 0  # if not `send`: return about so many of its numbers, before errors and rounding
     source: str = ""  # the blob to compute instead, of the same shape
+    unread: tuple[str, ...] = ()  # blobs that no layer of the walk reads, and that ncnn would keep until its end
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,9 @@ class Estimator:
         lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
         self.names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
         self._halves = {layer: self.names[half.output] for layer, half in halves.items()}
+        bottoms = {line.layer: line.bottoms for line in listing.lines if line.layer is not None}
+        # If a layer is computed one way, these blobs of the other way would stay in memory: as half, and as it is.
+        self._unread = {layer: (bottoms[layer], bottoms[half]) for layer, half in halves.items()}
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         names = {**listing.inner_names, **listing.names}
@@ -256,15 +259,20 @@ class Estimator:
         only blobs that are changed or sent are in the walk.
         """
         walked: dict[WalkStep, Blob] = {}
+        unread: list[str] = []
         for layer, blob in self._known():
             errors = (noise or {}).get(layer, Noise())
             own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
             is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
             is_sent = is_end or any(user in readers for user in blob.users)
             other = halves.get(layer, "")
+            if layer in self._unread:
+                as_half, as_is = self._unread[layer]
+                unread += (*as_half, other) if other else as_is
             if sample or own or other or any(errors) or is_sent:
-                of_layer = makes_32_bits(layer), *errors, is_sent, sample, other
+                of_layer = makes_32_bits(layer), *errors, is_sent, sample, other, tuple(unread)
                 walked[WalkStep(self.names[blob], own, *of_layer)] = blob
+                unread.clear()
         return walked
 
     def _known(self) -> Iterator[tuple[Layer, Blob]]:

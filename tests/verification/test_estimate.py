@@ -13,10 +13,12 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw, draw_inputs
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge, errors_of, largest_error
 from onnx2ncnn_opt.verification.search_masks import Precision, find_masks
+from testing import present
 from testing.models import parsed, write_model
 from testing.param_text import bare as net
 from testing.param_text import layer
@@ -61,6 +63,24 @@ def test_blobs_are_walked_through_that_are_too_large_for_glibc_to_keep() -> None
             (y,) = walk.outputs.values()
             np.testing.assert_array_equal(y, -expected.astype(np.float32))
             assert walk.largest[estimate.graph.outputs[0]] == 3
+
+
+@pytest.mark.parametrize("rounding", ["", "fp16"])
+def test_blobs_of_a_walk_are_freed(rounding: str) -> None:
+    """The net has each layer twice, as it is and with the weights of fp16; a walk reads one of the two."""
+    size, count = 2**20, 32
+    lines = [f"BatchNorm n{i} 1 1 {i or 'x'} {i + 1} 0=4" for i in range(count)]
+    graph = net(f"Input x 0 1 x 0=1024 1={size // 4096} 2=4", *lines)
+    for norm in graph.layers[1:]:
+        for name in ("slope_data", "mean_data", "var_data", "bias_data"):
+            norm.weights[name] = np.array([1.0, 1.1, 1.2, 1.3], np.float32)
+    blob = np.ones((4, size // 4096, 1024), np.float32)
+    with NcnnWorker() as worker:
+        before = worker.memory(restart=True)
+        with Estimator(graph, {graph.inputs[0]: Feed(blob)}, worker=worker) as estimate:
+            estimate.run(rounding)
+        after = worker.memory()
+    assert before is None or present(after) - before < count // 2 * blob.nbytes
 
 
 def test_overflow_is_seen_and_masks_undo_it() -> None:
