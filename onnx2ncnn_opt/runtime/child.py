@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shlex
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +24,6 @@ from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, is_windows_crash, send_signal
 
-if sys.platform == "linux":
-    import fcntl
-
 # Reads the files of a program from stdin, and runs them as one. It ignores modules in the current folder.
 _BOOTSTRAP = (
     "import sys;sys.path[:]=filter(None,sys.path);s=sys.stdin.buffer;n=lambda:int(s.readline());"
@@ -38,7 +34,6 @@ _END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
 
 # With pages of 4 kB, allocating the memory for a large model's weights takes longer than reading them.
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_LARGE_PIPE = 1 << 20  # with 64 kB, the usual size, large arrays take twice the time
 _MAX_MESSAGE = 2000
 _MAX_KEPT = 1 << 20
 # A login may print lines before the worker does.
@@ -117,9 +112,6 @@ class Child:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
-        if sys.platform == "linux":
-            with suppress(OSError):  # a user may have so many pages in pipes
-                fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
         self._stderr = _OutputReader(self.process.stderr)
         with self.within(seconds):
             self._stdin.write(b"%d\n" % (1 + len(programs)))
