@@ -231,7 +231,7 @@ class _ModelJudge:
             yield run
 
     def _runs_like_data(self) -> Iterator[Run]:
-        """Yield runs on inputs like data, of a scale that suits the net; none if ncnn cannot walk through the net."""
+        """Yield runs on inputs like data, of a scale that suits the net, as far as both runtimes take them."""
         first, way = self.done[0], self._worst[2] if self._worst else ()
 
         def feeds_of(draw: Draw) -> dict[Blob, Feed]:
@@ -243,10 +243,10 @@ class _ModelJudge:
             graph = read_net(*self._net, entry_points.layer_types()).graph
             with open_like_data(graph, feeds_of, self.options.seed, worker=worker) as (draw, _):
                 pass
+            for number in range(_RUNS_LIKE_DATA):
+                yield self._runs.run(first.sizes, draw._replace(seed=draw.seed + number))
         except (ParamError, BinError, GraphError, UsageError, RunError):
-            return
-        for number in range(_RUNS_LIKE_DATA):
-            yield self._runs.run(first.sizes, draw._replace(seed=draw.seed + number))
+            return  # ONNX Runtime may refuse other inputs, as in `drawn_runs`
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
