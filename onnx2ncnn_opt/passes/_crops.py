@@ -33,8 +33,10 @@ def ranges(crop: Layer) -> Ranges | None:
 
 
 def ends_cut(crop: Layer) -> Ranges | None:
-    """Return the number of elements that the Crop removes at the start and at the end of each axis it names, for axes
-    of any size; None if one is unknown."""
+    """Return how many elements the Crop removes at both ends of each axis it names; None if one number is unknown.
+
+    The axes may be dynamic.
+    """
     before, after = crop.input.shape, crop.output.shape
     if not _is_plain(crop) or before is None or after is None or not len(crop["starts"]) == len(crop["axes"]) > 0:
         return None

@@ -27,13 +27,12 @@ from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Noise, in_half, makes_32_bits
 from onnx2ncnn_opt.ir.half_sums import Inner, inner_arithmetic
-from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
 from onnx2ncnn_opt.param.splits import Listing
 from onnx2ncnn_opt.rewrite.integers import index_blobs
-from onnx2ncnn_opt.rewrite.prove_masks import SOURCES
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, unmoved
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 from onnx2ncnn_opt.system import temporary_folder
@@ -108,8 +107,7 @@ class Estimator:
         both = ((layer, in_half(layer, has_weights=is_small)) for layer in self.graph)
         halves = {layer: half for layer, half in both if half is not None}
         listing, self._runner = self._written(halves)
-        lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
-        self.names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
+        self.names = listing.tops
         self._halves = {layer: self.names[half.output] for layer, half in halves.items()}
         bottoms = {line.layer: line.bottoms for line in listing.lines if line.layer is not None}
         # If a layer is computed one way, these blobs of the other way would stay in memory: as half, and as it is.
@@ -119,7 +117,7 @@ class Estimator:
         names = {**listing.inner_names, **listing.names}
         self.choices = {blob for blob in before_indexes(self.graph) if not blob.is_input and blob not in self._opaque}
         self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *self.choices, *public)}
-        makers = {blob: layer for blob in public if (layer := _maker(blob)) is not None}
+        makers = {blob: layer for blob in public if (layer := unmoved(blob).producer) is not None}
         self.ends = {b: layer for b, layer in makers.items() if layer.type in _ENDS and layer.input in self.names}
         self.probabilities = [blob for blob, layer in makers.items() if _makes_probabilities(layer)]
         self._scores = {layer.input for layer in self.ends.values()}
@@ -282,14 +280,6 @@ class Estimator:
                 is_unfed = layer.type == "Input" and blob not in self.feeds
                 if blob in self.names and blob not in self._opaque and not is_unfed:
                     yield layer, blob
-
-
-def _maker(blob: Blob) -> Layer | None:
-    """Return the layer that makes an output, moved since then or not."""
-    layer = blob.producer
-    while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
-        layer = layer.input.producer
-    return layer
 
 
 def _makes_probabilities(layer: Layer) -> bool:

@@ -25,15 +25,16 @@ from PIL import Image, ImageOps
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.pictures import picture_axes
 from onnx2ncnn_opt.verification.plan_masks import BUDGET
 from onnx2ncnn_opt.verification.runs import first_sizes
+from onnx2ncnn_opt.verification.search_masks import open_like_data
 from scripts.measure.measured import ROOT, table
 
 MODELS, PHOTOGRAPHS = ROOT / "fixtures" / "trained.tsv", ROOT / "fixtures" / "photographs.tsv"
@@ -75,16 +76,19 @@ def with_photograph(arrays: dict[str, Array], data: Data, photograph: Image.Imag
 
 def data_of(conversion: Conversion, path: Path, pictures: Sequence[Image.Image] = ()) -> Iterator[dict[str, Array]]:
     """Yield inputs of the scale that the conversion chose, and of other seeds, with `pictures` if there are any."""
-    draws = [Draw(_SEED, plain=True, data=data) for data in DATA]
-    sizes = first_sizes(path, conversion.model, conversion.manifest(), draws[0], outputs=conversion.cut)
-    arrays = [draw_inputs(conversion.model, sizes, draw=draw) for draw in draws]
-    blobs = [{port.blob: Feed(given[port.name], port.batch_axis) for port in conversion.inputs} for given in arrays]
-    with Estimator(conversion.graph, blobs[0]) as estimator:
-        chosen = most_ordinary([estimator.on(feeds) for feeds in blobs])
+    first = Draw(_SEED, plain=True, data=DATA[0])
+    sizes = first_sizes(path, conversion.model, conversion.manifest(), first, outputs=conversion.cut)
+
+    def feeds_of(draw: Draw) -> dict[Blob, Feed]:
+        arrays = draw_inputs(conversion.model, sizes, draw=draw)
+        return {port.blob: Feed(arrays[port.name], port.batch_axis) for port in conversion.inputs}
+
+    with open_like_data(conversion.graph, feeds_of, _SEED) as (draw, estimator):
         numbers = sum(array.size for array in estimator.run().outputs.values())
+    assert draw.data is not None
     for number in range(_INPUTS if numbers <= _FEW_NUMBERS else 1):
-        drawn = draw_inputs(conversion.model, sizes, draw=draws[chosen]._replace(seed=_SEED + number))
-        yield with_photograph(drawn, DATA[chosen], pictures[number]) if pictures else drawn
+        drawn = draw_inputs(conversion.model, sizes, draw=draw._replace(seed=_SEED + number))
+        yield with_photograph(drawn, draw.data, pictures[number]) if pictures else drawn
 
 
 def errors_of_outputs(conversion: Conversion, inputs: list[dict[str, Array]], worker: NcnnWorker, on: str) -> Array:
