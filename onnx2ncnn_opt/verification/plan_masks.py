@@ -36,16 +36,18 @@ class Target(NamedTuple):
     price: float
 
 
-# Without a given budget the planner tries these in order; the second row only if no target of the first can be met.
+# Without a given budget the planner tries these in order. The second row is for nets that meet no target of the first,
+# the third for those that are of no use otherwise.
 TARGETS = (
     Target(0.5 * BUDGET, USUAL_PRICE / 2),
-    *(Target(share * BUDGET, USUAL_PRICE) for share in (0.6, 2 / 3, 0.75, 0.85)),
+    *(Target(share * BUDGET, USUAL_PRICE) for share in (0.6, 2 / 3, 0.75, 0.85, 0.95)),
 )
 SURE = 3  # with the first so many, errors on devices are seldom above BUDGET
 COSTLY_TARGETS = (
     Target(2 / 3 * BUDGET, _HIGH_PRICE),
     *(Target(share * BUDGET, MOST_PRICE) for share in (2 / 3, 0.75, 0.85, 1)),
 )
+ANY_PRICE = Target(2 / 3 * BUDGET, 1.0), Target(BUDGET, 1.0)
 SMALL_ERROR = TARGETS[0].error  # needs no masks
 _BLOCKS = 10  # of about equally many multiplications
 _HALVINGS = 6  # of the range of errors, to find the error that a price buys

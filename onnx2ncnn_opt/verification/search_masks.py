@@ -32,6 +32,7 @@ from onnx2ncnn_opt.verification.mask_judge import (
 )
 from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.plan_masks import (
+    ANY_PRICE,
     BUDGET,
     COSTLY_TARGETS,
     MOST_PRICE,
@@ -43,8 +44,7 @@ from onnx2ncnn_opt.verification.plan_masks import (
     Target,
 )
 
-# Masks may cost anything for an error above so many times the budget, and the error of rounding.
-_WIDE, _ROUNDINGS_WIDE = 5.0, 3.0
+_USELESS = 5.0  # an error above so many times the budget justifies any price of masks
 _WORTH = 0.8  # masks that miss the budget stay only if they reduce the error to this share
 _ROUNDINGS_ALLOWED = 4.0  # times the error of rounding is allowed, because less needs many masks
 # Errors on devices may be so many times the estimate: their inputs and kernels differ. The second number is for inputs
@@ -292,21 +292,21 @@ def _mask_errors(
         planner.best([Target(_INEXACT * budget, 1.0)], 1)
         plan = planner.best(targets, 1)
     is_enough = plan.meets(targets)
-    if not is_enough and not effort and budget is None:
-        closer = "--effort thorough looks for more masks"
-    elif not is_enough:
+    if not is_enough and (effort or budget):
         targets = COSTLY_TARGETS if budget is None else targets
         costly = planner.best(targets, attempts)
         is_enough = budget is not None or costly.meets(targets)
         plan = costly if is_enough else plan
-        if budget is None and (not is_enough or plan.error > BUDGET):
-            closer = f"--budget {BUDGET:g} takes masks for more than {MOST_PRICE:.0%} of the multiplications"
-    if not is_enough:
-        if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
-            costly = planner.best([Target(wide, 1.0)], attempts)
-            plan = costly if costly.error <= wide else plan
-        if plan.error > _WORTH * joint_error(judges):
-            return closer, plan.rounding
+    if not is_enough and joint_error([*judges, *others], plan.features) > _USELESS * BUDGET:
+        costly = planner.best(ANY_PRICE, attempts)
+        is_enough = costly.error <= _USELESS * BUDGET
+        plan = costly if is_enough else plan
+    if budget is None and not (is_enough and plan.error <= BUDGET):
+        price = max(MOST_PRICE, plan.price)
+        closer = f"--budget {BUDGET:g} takes masks for more than {price:.0%} of the multiplications"
+        closer = closer if effort else "--effort thorough looks for more masks"
+    if not is_enough and plan.error > _WORTH * joint_error(judges):
+        return closer, plan.rounding
     if budget is None and not closer and plan.error > SMALL_ERROR:
         price = planner.price_within(plan, SMALL_ERROR)
         closer = f"--budget {SMALL_ERROR:g} would take {price:.0%} of the multiplications"
