@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
@@ -150,8 +151,11 @@ def _before(*blobs: Blob) -> set[Layer]:
 def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:
     """Cut a graph to the layers between blobs, and give these blobs their new names."""
     renamed = {**starts, **ends}
-    for blob in (blob for layer in graph for blob in layer.outputs if blob.name in renamed):
-        blob.name += "_"
+    blobs = [blob for layer in graph for blob in layer.outputs]
+    names = NamePool((*renamed, *(blob.name for blob in blobs)))
+    for blob in blobs:
+        if blob.name in renamed:
+            blob.name = names.take(blob.name)
     for name, blob in renamed.items():
         if name in ends or blob.is_input:
             blob.name = name

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.param.files import read_graph
 from onnx2ncnn_opt.param.param_bin import blob_indexes, format_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
@@ -77,13 +78,7 @@ def _array(name: str, data: bytes) -> str:
 
 def _identifiers(names: Iterable[str], prefix: str = "") -> Iterator[str]:
     """Yield a unique C++ identifier for each name."""
-    taken: set[str] = set()
+    pool = NamePool()
     for name in names:
         base = prefix + re.sub(r"\W", "_", name, flags=re.ASCII)
-        base = base if re.match(r"[A-Za-z]", base) else f"net{base}"
-        unique, number = base, 1
-        while unique in taken:
-            number += 1
-            unique = f"{base}_{number}"
-        taken.add(unique)
-        yield unique
+        yield pool.take(base if re.match(r"[A-Za-z]", base) else f"net{base}")

@@ -6,13 +6,14 @@ import inspect
 import keyword
 import re
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.onnx.tail.program import Program
 
 # Other names in the module of `numpy_program`.
@@ -28,9 +29,8 @@ def numpy_program(program: Program) -> str:
     sources: dict[str, str] = {}
     for node in program.nodes:
         _add_source(sources, node.op.function, node.op.source)
-    names: dict[str, str] = {}
-    for value in program.types:
-        names[value] = _identifier(value, {*sources, *names.values(), *_RESERVED})
+    pool = NamePool({*sources, *_RESERVED})
+    names = {value: pool.take(_identifier(value)) for value in program.types}
     lines = []
     for node in program.nodes:
         arguments = []
@@ -83,12 +83,9 @@ def _add_source(sources: dict[str, str], function: Callable[..., Any], source: s
     sources[function.__name__] = ast.unparse(tree)
 
 
-def _identifier(value: str, taken: Collection[str]) -> str:
+def _identifier(value: str) -> str:
     name = re.sub(r"\W", "_", value, flags=re.ASCII) or "_"
-    name = f"v{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
-    while name in taken:
-        name += "_"
-    return name
+    return f"v{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
 
 
 def _array(array: NDArray[Any]) -> str:

@@ -18,6 +18,7 @@ from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, fau
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.rewrite.edit import Names
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output has 32 bits on a CPU with all options: ncnn does not convert the data of a program or a file.
@@ -237,7 +238,7 @@ def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
     for layer, mask in masked.items():
         layer.params["featmask"] = mask
     entries: dict[tuple[Blob, str], Blob] = {}
-    names = {blob.name for layer in graph for blob in layer.outputs}
+    names = Names(graph)
     for layer, mask in masked.items():
         if not mask & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
             continue
@@ -245,7 +246,7 @@ def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
         graph.set_inputs(layer, [_in_32_bits(graph, blob, kind, entries, names) for blob in layer.inputs])
 
 
-def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, str], Blob], names: set[str]) -> Blob:
+def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, str], Blob], names: Names) -> Blob:
     producer = blob.producer
     if producer is None or producer.type in SOURCES or producer["featmask"] & Feature.NO_FP16_STORAGE:
         if producer is not None and producer.type == "MemoryData":  # a GPU has it in 16 bits
@@ -255,10 +256,8 @@ def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, s
         return blob
     if (blob, kind) not in entries:
         name = f"{blob.name}_fp32"
-        while name in names:
-            name += "_"
-        names.add(name)
         params = {"featmask": int(Feature.NO_VULKAN)}
         entry = Layer(kind, name, [blob], [Blob(name, blob.shape)], params, origin=producer.traced)
+        names.give(entry, ())
         entries[blob, kind] = graph.add(entry, before=producer._next).output
     return entries[blob, kind]

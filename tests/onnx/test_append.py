@@ -160,7 +160,7 @@ def test_exported_heads(name: str, objectness: bool, exporter: str) -> None:
 def test_other_outputs_and_names_stay() -> None:
     text = "(float[1, 9, 40] detections) => (float[1, 9, 40] y, float[1, 9, 40] z) { y = Abs(detections) z = Neg(y) }"
     proto = onnx.load_from_string(append_decoding(parsed(text, 17), "nms:y:classes=5").model)
-    assert [value.name for value in proto.graph.output] == ["detections_", "z"]
+    assert [value.name for value in proto.graph.output] == ["detections_1", "z"]
     onnx.checker.check_model(proto, full_check=True)
 
 

@@ -88,7 +88,7 @@ def test_custom_layers_and_feature_masks_stay(tmp_path: Path) -> None:
 def test_names_that_are_no_identifiers_stay_apart(tmp_path: Path) -> None:
     files = lower(parsed('(float[1, 8] "a/b") => (float[1, 8] "a.b") { "a.b" = Abs("a/b") }', 17)).save(tmp_path / "n")
     net = embed(files.param, files.bin)
-    assert sorted(net.blobs.items()) == [("a.b", "n_id::BLOB_a_b_2"), ("a/b", "n_id::BLOB_a_b")]
+    assert sorted(net.blobs.items()) == [("a.b", "n_id::BLOB_a_b_1"), ("a/b", "n_id::BLOB_a_b")]
 
 
 def test_the_command_writes_three_files(tmp_path: Path) -> None:

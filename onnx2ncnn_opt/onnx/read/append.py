@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper, parser, shape_inference
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -234,10 +235,8 @@ def _put(
     """Append the nodes, and replace the output; return the name of the new one."""
     graph = proto.graph
     values = (*graph.input, *graph.output, *graph.initializer)
-    taken = {value.name for value in values} | {output for node in graph.node for output in node.output}
-    result = "detections"
-    while any(other == result or other.startswith(f"{result}/") for other in taken):
-        result += "_"
+    taken = (*(value.name for value in values), *(output for node in graph.node for output in node.output))
+    result = NamePool(name.partition("/")[0] for name in taken).take("detections")  # new values are "detections/..."
     added = parser.parse_graph(_text(head, options, opset, is_single=shape[0] == 1))
     names, live = {"raw": name, "detections": result}, {"detections"}
     for node in reversed(added.node):

@@ -10,6 +10,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text, symbol
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size, listed_sizes
 
@@ -67,15 +68,16 @@ def bind(
     are symbols that are bound already, `named` other names that have to be inputs. Raises ModelError if an input is not
     a tensor or has no shape, UsageError if `shapes` contradict the model or each other.
     """
-    taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
-    declared = [_declared(value, "input", taken) for value in inputs]
+    dims = (dim for value in (*inputs, *outputs) for dim in value.shape or ())
+    pool = NamePool(dim.value for dim in dims if not isinstance(dim, int) and dim.value)
+    declared = [_declared(value, "input", pool) for value in inputs]
     infos = {info.name: info for info in declared}
     for name in (*shapes, *named):
         if name not in infos:
             raise UsageError(f"no input is called '{name}'; {_listing(declared)}")
     for name, given in shapes.items():
         if infos[name].shape is None:
-            names = [_fresh(f"{name}_{i}", taken) for i in range(len(given))]
+            names = [pool.take(f"{name}_{i}") for i in range(len(given))]
             infos[name] = replace(infos[name], shape=tuple(map(symbol, names)))
     equations = Equations(sizes or {})
     _equate(infos, shapes, equations, declared)
@@ -85,7 +87,7 @@ def bind(
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
         bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
     for value in outputs:
-        info = _declared(value, "output", taken)
+        info = _declared(value, "output", pool)
         results.append(replace(info, shape=info.shape and tuple(map(equations.resolved, info.shape))))
     return tuple(bound), tuple(results)
 
@@ -117,25 +119,18 @@ def _equate(
         pending = left
 
 
-def _declared(value: onnx_ir.Value, kind: str, taken: set[str | None]) -> TensorInfo:
+def _declared(value: onnx_ir.Value, kind: str, pool: NamePool) -> TensorInfo:
     assert value.name
     dims = None if value.shape is None else enumerate(value.shape)
-    shape = None if dims is None else tuple(_dim(dim, f"{value.name}_{axis}", taken) for axis, dim in dims)
+    shape = None if dims is None else tuple(_dim(dim, f"{value.name}_{axis}", pool) for axis, dim in dims)
     return TensorInfo(value.name, _dtype(value, kind), shape)
 
 
-def _dim(dim: int | onnx_ir.SymbolicDim, fallback: str, taken: set[str | None]) -> Dim:
+def _dim(dim: int | onnx_ir.SymbolicDim, fallback: str, pool: NamePool) -> Dim:
     if isinstance(dim, int):
-        return dim if dim >= 0 else symbol(_fresh(fallback, taken))  # some exporters write -1 for "any"
-    name = dim.value or _fresh(fallback, taken)
+        return dim if dim >= 0 else symbol(pool.take(fallback))  # some exporters write -1 for "any"
+    name = dim.value or pool.take(fallback)
     return int(name) if name.isascii() and name.isdigit() else symbol(name)
-
-
-def _fresh(name: str, taken: set[str | None]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _dtype(value: onnx_ir.Value, kind: str) -> onnx_ir.DataType:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol, total_length
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 
@@ -77,14 +78,9 @@ def bind_lengths(
             elif not totals and len(lengths) == len(ids) == 1:
                 shape = (1, past + new[0])
                 [(size, _)] = ids.items()
-                extra = LengthInfo(_fresh(graph), onnx_ir.DataType.INT32, shape, names[size], pasts[0].name)
+                name = NamePool(value.name or "" for value in (*graph.inputs, *graph.outputs)).take("all_tokens")
+                extra = LengthInfo(name, onnx_ir.DataType.INT32, shape, names[size], pasts[0].name)
     return tuple(info.bound(sizes) for info in inputs), tuple(info.bound(sizes) for info in outputs), extra
-
-
-def _fresh(graph: onnx_ir.Graph) -> str:
-    """Return a new name for the input whose length is the number of tokens."""
-    taken = {value.name for value in (*graph.inputs, *graph.outputs)}
-    return next(name for name in ("all_tokens", *(f"all_tokens_{i}" for i in range(len(taken)))) if name not in taken)
 
 
 def _pairs(graph: onnx_ir.Graph, inputs: Sequence[InputInfo]) -> Iterator[tuple[onnx_ir.Value, InputInfo]]:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.int8 import LEVELS
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.structure import strip
 
@@ -116,12 +117,13 @@ class _Editor:
 
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self._graph = graph
-        self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
-        self._names |= {node.name for node in graph} | {value.name for value in graph.inputs}
+        outputs = (value for node in graph for value in node.outputs)
+        self._names = NamePool(item.name or "" for item in (*graph, *graph.inputs, *outputs))
+        self._names.add(*graph.initializers)
         self._current: onnx_ir.Node  # new nodes come before it
 
     def _initializer(self, array: Array) -> onnx_ir.Value:
-        name = self._name("constant")
+        name = self._names.take("constant")
         value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self._graph.register_initializer(value)
         return value
@@ -130,26 +132,18 @@ class _Editor:
         self, kind: str, inputs: _Values, attributes: dict[str, Any] | None = None, count: int = 1
     ) -> Sequence[onnx_ir.Value]:
         """Insert a node of ONNX's own domain before the current one, and return its outputs."""
-        name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
+        name = self._names.take(f"{self._current.name or self._current.outputs[0].name}.{kind}")
         node = onnx_ir.node(kind, inputs, attributes, num_outputs=count, name=name)
         for output in node.outputs:
-            output.name = self._name(f"{self._current.outputs[0].name}.float")
+            output.name = self._names.take(f"{self._current.outputs[0].name}.float")
         self._graph.insert_before(self._current, node)
         return node.outputs
-
-    def _name(self, wish: str) -> str:
-        name, number = wish, 0
-        while name in self._names:
-            number += 1
-            name = f"{wish}.{number}"
-        self._names.add(name)
-        return name
 
     def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
         """Replace all uses of a value by another one, which gets its name if the value is a graph output."""
         if old.is_graph_output():
             [new] = self._node("Identity", [new])
-            name, old.name = old.name, self._name(f"{old.name}.before")
+            name, old.name = old.name, self._names.take(f"{old.name}.before")
             new.name, new.shape, new.type = name, old.shape, old.type
         onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import onnx2ncnn_opt.onnx.tail.operators  # noqa: F401
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.onnx.read.embedded import Malformed
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS, TailOp
 from onnx2ncnn_opt.onnx.tail.wire import Message, attribute, tensor, type_name
@@ -259,11 +260,10 @@ def _upgraded(node: Node, item: Message, opset: int, constants: dict[str, NDArra
             if index is None:
                 attributes[key] = _checked(op, key, value)
                 continue
-        while f"{name}.{key}" in constants:
-            key += "'"
-        constants[f"{name}.{key}"] = _array(value)
+        constant = NamePool(constants).take(f"{name}.{key}")
+        constants[constant] = _array(value)
         inputs = (*inputs, *[""] * (index + 1 - len(inputs)))
-        inputs = (*inputs[:index], f"{name}.{key}", *inputs[index + 1 :])
+        inputs = (*inputs[:index], constant, *inputs[index + 1 :])
     for key, (_, default) in op.attributes.items():
         if key not in attributes and default is Parameter.empty:
             raise ModelError(f"{where}: it has no attribute {key}")
