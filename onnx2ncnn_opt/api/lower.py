@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
-from onnx2ncnn_opt.ir.caches import cache_pairs, join_cache_inputs
+from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.dim import Dim, Sym, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.api.net_shapes import (
     without_batches,
 )
 from onnx2ncnn_opt.errors import UsageError, check_options
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.detections import DETECTORS
 from onnx2ncnn_opt.ir.dim import is_fixed

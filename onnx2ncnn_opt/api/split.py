@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import ATTENTION, caches, operand_count
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -92,13 +92,13 @@ def _parts(graph: Graph) -> _Parts:
             for rows, other in (layer.inputs, layer.inputs[::-1]):
                 if _sees_keys(rows):
                     graph.redirect(layer.output, other)
-    attention = tuple(layer for layer in graph if layer.type in ("SDPA", "MultiHeadAttention"))
+    attention = tuple(layer for layer in graph if layer.type in ATTENTION)
     for layer in attention:
         if layer.type != "SDPA" or not layer["kv_cache"]:
             raise UsageError(f"--split llm: {layer.type} '{layer.name}' keeps no caches")
     if not all(layer["attn_mask"] for layer in attention):
         raise UsageError("--split llm: there is attention without a mask, and ncnn_llm's has one")
-    mask = _only(dict.fromkeys(layer.inputs[3] for layer in attention), "masks")
+    mask = _only(dict.fromkeys(layer.inputs[operand_count(layer)] for layer in attention), "masks")
     for layer in _before(mask):
         if any(1 < abs(number) < _FILL for number in _added(layer)):
             raise UsageError(

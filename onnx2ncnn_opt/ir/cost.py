@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
+from onnx2ncnn_opt.ir.attention import operand_count
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product, sum_of
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
@@ -63,7 +64,7 @@ def _attention(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
 
 def _multi_head(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
     width, tokens = int(layer["embed_dim"]), ins[0][0]
-    keys = ins[1][0] if len(ins) > 1 and layer["attn_mask"] + 1 < len(ins) else tokens
+    keys = ins[1][0] if operand_count(layer) > 1 else tokens
     per_token = int(layer["weight_data_size"]) + width * outs[0][-1]
     per_key = width * (int(layer["kdim"]) + int(layer["vdim"]))
     return tokens * per_token + keys * per_key + tokens * keys * 2 * width

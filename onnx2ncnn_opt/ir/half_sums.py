@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from onnx2ncnn_opt.ir.attention import mask_slot
 from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
@@ -443,7 +444,8 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     scale = layer["scale"] or q.shape[-1] ** -0.5
     _, largest, _ = np.unravel_index(int(np.abs(q).argmax()), q.shape)
     rows = np.append(_indices(q.shape[1], _QUERIES, rng), largest)
-    mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
+    slot = mask_slot(layer)
+    mask = np.float32(0) if slot is None else inputs[slot].reshape(-1, *inputs[slot].shape[-2:])[:, rows]
     products = q[:, rows] @ np.swapaxes(k, 1, 2)
     _, errors, _ = _rounded_sums(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
     sums = products + errors * rng.standard_normal(errors.shape, np.float32)

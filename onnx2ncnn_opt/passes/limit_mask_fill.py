@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.attention import ATTENTION, mask_slot
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Interp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -21,7 +22,6 @@ from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, 
 _FILL = -30000.0
 # At or below this fill, fill + score is the fill in fp32: the Softmax of a fully masked row is uniform.
 _ABSORBING = -1e8
-_SDPA_MASK = 3
 _UNKNOWN_SCALE = 1 / 16  # the scale of queries of width 256; most are narrower
 _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
@@ -184,9 +184,8 @@ class _Search:
             if user in self.limiter.made:
                 continue
             slots = [slot for slot, blob in enumerate(user.inputs) if blob is mask]
-            if user.type in ("SDPA", "MultiHeadAttention"):
-                mask_slot = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
-                if not user["attn_mask"] or user["kv_cache"] or slots != [mask_slot]:
+            if user.type in ATTENTION:
+                if user["kv_cache"] or slots != [mask_slot(user)]:
                     return False
                 self.fill = max(self.fill, _FILL * _scale(user))
                 if gate:

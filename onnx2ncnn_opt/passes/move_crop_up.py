@@ -6,6 +6,7 @@ the same row of their operands then need only this row. Attention needs all keys
 
 from collections.abc import Callable, Iterator, Mapping
 
+from onnx2ncnn_opt.ir.attention import operand_count
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
@@ -58,7 +59,7 @@ def _product(layer: Layer, axis: int) -> _Operands:
 def _attention(layer: Layer, axis: int) -> _Operands:
     require(axis == 0, f"'{layer.name}' computes every column from all of them")
     require(layer["quantize_term"] == 0, f"'{layer.name}' is quantised to int8")
-    count = len(layer.inputs) - layer["attn_mask"]
+    count = operand_count(layer)
     q, *others = layer.inputs[:count]
     yield q, axis
     for blob in others or [q]:

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+from onnx2ncnn_opt.ir.attention import mask_slot
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
@@ -46,7 +47,7 @@ def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
     """Return the axes of a constant along which `user` can broadcast one slice, because the other operand is full."""
     shape = known(blob.shape or ())
     if user.type == "SDPA":
-        is_mask = user["attn_mask"] and user.inputs.index(blob) == 3 and user.inputs.count(blob) == 1
+        is_mask = user.inputs.index(blob) == mask_slot(user) and user.inputs.count(blob) == 1
         return {0} if is_mask and len(shape) == 3 and shape[0] > 1 else set()
     others = [other for other in user.inputs if other is not blob]
     if user.type not in ("BinaryOp", "MatMul") or len(user.inputs) != 2 or len(others) != 1:

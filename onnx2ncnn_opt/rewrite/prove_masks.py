@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.attention import ATTENTION, operand_count
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -129,8 +130,8 @@ def added_inputs(graph: Graph) -> list[Blob]:
     inputs: dict[Blob, None] = {}
     for layer in graph:
         added: tuple[Blob, ...] = ()
-        if layer.type in ("SDPA", "MultiHeadAttention") and layer["attn_mask"]:
-            added = layer.inputs[3:4] if layer.type == "SDPA" else layer.inputs[-1:]
+        if layer.type in ATTENTION and layer["attn_mask"]:
+            added = (layer.inputs[operand_count(layer)],)
         elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
             added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
         sources = [blob for blob in map(unmoved, added) if blob.is_input]

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes
 from onnx2ncnn_opt.ir.dim import Dim

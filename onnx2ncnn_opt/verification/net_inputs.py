@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.reached import reached

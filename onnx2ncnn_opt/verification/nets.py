@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.outputs import OutputReport

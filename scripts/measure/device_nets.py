@@ -14,7 +14,7 @@ import onnx
 from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UnsupportedError, VerificationError
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers

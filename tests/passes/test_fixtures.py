@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.releases import OLDEST, too_new

@@ -1,5 +1,8 @@
 """Recurrent layers, attention, embeddings, and spectra."""
 
+from collections.abc import Sequence
+
+from onnx2ncnn_opt.ir.attention import mask_slot, operand_count
 from onnx2ncnn_opt.ir.codes import Direction, Padding
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
@@ -41,14 +44,10 @@ def embed(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("SDPA", unknown_inputs=True)
 def sdpa(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """Return (heads, queries, value size), and with kv_cache two opaque blobs.
-
-    The inputs are q, k, v, (mask), (2 of the cache).
-    """
-    caches = 2 if layer["kv_cache"] else 0
-    count = 3 + bool(layer["attn_mask"]) + caches
-    if len(inputs) != count:
-        fail(layer, f"it needs {count} inputs with these parameters")
+    """Return (heads, queries, value size), and with kv_cache two opaque blobs."""
+    count = operand_count(layer)
+    if count != 3:
+        fail(layer, f"it needs {len(inputs) - count + 3} inputs with these parameters")
     unknown: list[Output] = [None] * len(layer.outputs)
     q, k, v = inputs[:3]
     if q is None or k is None or v is None:
@@ -60,22 +59,16 @@ def sdpa(layer: Layer, *inputs: Shape | None) -> list[Output]:
     groups = equal(layer, k[0], v[0], "the heads of keys and values")
     if isinstance(q[0], int) and isinstance(groups, int) and q[0] % groups:
         fail(layer, f"{q[0]} heads cannot share {groups} groups of keys")
-    if layer["attn_mask"] and inputs[3] is not None:
-        _check_mask(layer, inputs[3], q[0], q[1], None if caches else k[1])
+    _check_mask(layer, inputs, q[0], q[1], k[1])
     return [(q[0], q[1], v[2]), *unknown[1:]]
 
 
 @shape_of("MultiHeadAttention", unknown_inputs=True)
 def multi_head_attention(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """Return (queries, qdim), and with kv_cache two opaque blobs.
-
-    The inputs are q, (k), (v), (mask), (2 of the cache).
-    """
-    caches = 2 if layer["kv_cache"] else 0
-    extras = bool(layer["attn_mask"]) + caches
-    count = len(inputs) - extras
+    """Return (queries, qdim), and with kv_cache two opaque blobs."""
+    count = operand_count(layer)
     if not 1 <= count <= 3:
-        fail(layer, f"{len(inputs)} inputs are not 1 to 3 and {extras} for mask and cache")
+        fail(layer, f"{len(inputs)} inputs are not 1 to 3 and {len(inputs) - count} for mask and cache")
     embed_dim, heads = layer["embed_dim"], layer["num_heads"]
     if embed_dim < 1 or heads < 1 or embed_dim % heads or layer["weight_data_size"] % embed_dim:
         fail(layer, f"embed_dim {embed_dim} with {heads} heads and weight_data_size {layer['weight_data_size']}")
@@ -88,18 +81,20 @@ def multi_head_attention(layer: Layer, *inputs: Shape | None) -> list[Output]:
         need_rank(layer, blob, 2)
         equal(layer, blob[1], size, f"the width of the {name} and of their weights")
     equal(layer, k[0], v[0], "the numbers of keys and values")
-    mask = inputs[count] if layer["attn_mask"] else None
-    if mask is not None:
-        _check_mask(layer, mask, heads, q[0], None if caches else k[0])
+    _check_mask(layer, inputs, heads, q[0], k[0])
     return [(q[0], query_size), *unknown[1:]]
 
 
-def _check_mask(layer: Layer, mask: Shape, heads: Dim, queries: Dim, keys: Dim | None) -> None:
+def _check_mask(layer: Layer, inputs: Sequence[Shape | None], heads: Dim, queries: Dim, keys: Dim) -> None:
+    slot = mask_slot(layer)
+    mask = None if slot is None else inputs[slot]
+    if mask is None:
+        return
     need_rank(layer, mask, 2, 3)
     if len(mask) == 3:
         broadcast(layer, mask[0], heads, "the heads of the mask and of the queries")
     equal(layer, mask[-2], queries, "the rows of the mask and the queries")
-    if keys is not None:
+    if not layer["kv_cache"]:  # caches add keys
         equal(layer, mask[-1], keys, "the columns of the mask and the keys")
 
 

@@ -1,15 +1,31 @@
-"""KV caches: the keys and values that attention keeps from run to run."""
+"""The inputs of attention: queries, keys, values, a mask, and KV caches, which keep keys and values between runs.
+
+SDPA's are q, k, v, (mask), (2 caches); MultiHeadAttention's are q, (k), (v), (mask), (2 caches).
+"""
 
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+
+ATTENTION = frozenset({"SDPA", "MultiHeadAttention"})
+_CACHES = 2  # of keys and of values
+
+
+def operand_count(attention: Layer) -> int:
+    """Return the number of inputs before mask and caches."""
+    return len(attention.inputs) - bool(attention["attn_mask"]) - _CACHES * bool(attention["kv_cache"])
+
+
+def mask_slot(attention: Layer) -> int | None:
+    """Return the index of the mask among the inputs; None without a mask."""
+    return operand_count(attention) if attention["attn_mask"] else None
 
 
 def cache_pairs(graph: Graph) -> Iterator[tuple[Layer, str, Blob, Blob]]:
     """Yield each attention layer with a cache, the cache's role, and the blobs before and after a run."""
     for layer in graph:
         if not layer.is_custom and layer.get("kv_cache"):
-            for role, past, present in zip(("key", "value"), layer.inputs[-2:], layer.outputs[1:], strict=True):
+            for role, past, present in zip(("key", "value"), layer.inputs[-_CACHES:], layer.outputs[1:], strict=True):
                 yield layer, role, past, present
 
 
