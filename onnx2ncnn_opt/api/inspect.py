@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
+
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.net_shapes import infer_net, manifest_of
@@ -165,6 +167,10 @@ def _costs(graph: Graph) -> dict[str, Any]:
 def _declared(model: LoadedModel) -> tuple[Binding, ...]:
     """Return the outputs that the model declares, for a model without a net."""
     return tuple(
-        Binding(info.name, info.dtype.name.lower(), None if info.shape is None else texts(info.shape))
+        Binding(
+            info.name,
+            None if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy().name,
+            None if info.shape is None else texts(info.shape),
+        )
         for info in model.outputs
     )

@@ -282,7 +282,7 @@ class Walk(ImportContext):
 
     def _computed(self, node: onnx_ir.Node, operands: list[Item | None]) -> NodeItems:
         """Return the results of a node: folded, of a custom layer, or of its importer."""
-        problem = None if node.domain else schema_error(node, self.opset)
+        problem = schema_error(node, self.opset)
         if problem is not None:
             raise Refusal(problem)
         check_size(node, self.opset, operands)
@@ -307,7 +307,7 @@ class Walk(ImportContext):
         op = find(node.domain, node.op_type, self.model.opsets.get(node.domain, 1))
         if op is None:
             advice = _ADVICE.get(node.domain, ", but --custom makes it a layer of your own (docs/plugins.md)")
-            raise Refusal(f"ncnn has no equivalent of this operator{advice}")
+            raise Refusal(schema_error(node, self.opset) or f"ncnn has no equivalent of this operator{advice}")
         return op
 
     def _stand_ins(self, node: onnx_ir.Node, operands: NodeItems) -> NodeItems:

@@ -22,8 +22,8 @@ def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list
     blocks.append(f"parameters: {fields['parameters']:,}")
     blocks.append(f"weights: {weights}")
     if refused:
-        hint = [f"hint: {fields['advice']}"] if fields["advice"] else []
-        return [*blocks, *(f"refused: {line}" for line in refused), *hint]
+        hints = fields["advice"].splitlines()
+        return [*blocks, *(f"refused: {line}" for line in refused), *(f"hint: {line}" for line in hints)]
     depends = "depends on sizes that are not known (see --shape)"
     tail = f", then a tail of {', '.join(fields['tail'])}" if fields["tail"] else ""
     blocks.append(f"layers: {fields['layers']} in ncnn{tail}")
@@ -35,8 +35,9 @@ def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list
 
 
 def _binding(kind: str, entry: Mapping[str, Any]) -> str:
-    shape = "of unknown shape" if entry["shape"] is None else f"[{', '.join(map(str, entry['shape']))}]"
-    return f"{kind}: {entry['name']} {entry['dtype'] or ''}{shape}"
+    dtype, shape = entry["dtype"] or "", entry["shape"]
+    text = f"{dtype} of unknown shape".lstrip() if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
+    return f"{kind}: {entry['name']} {text}"
 
 
 def difference_blocks(fields: Mapping[str, Any], *, equal: bool) -> list[Block]:

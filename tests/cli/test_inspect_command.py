@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
@@ -61,9 +62,25 @@ def test_refused_nodes(tmp_path: Path) -> None:
     ended = run_well(tmp_path, "inspect", "model.onnx")
     assert "refused: Det 'y': ncnn has no equivalent of this operator" in ended.out
     assert "hint: convert the 1 of 2 nodes before them with --outputs z" in ended.out
+    assert "output: y float32[1]" in ended.out
     data = json.loads(run(tmp_path, "inspect", "model.onnx", "--json").out)
     assert [node["operator"] for node in data["refused"]] == ["Det"]
     assert data["layers"] is None
+
+
+def test_each_line_of_advice_is_a_hint(tmp_path: Path) -> None:
+    model = parsed("(float[2, 3] x, int64[2] s) => (float y, z) { r = Reshape(x, s) y = Det(r) z = Det(x) }")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "model.onnx")
+    lines = run_well(tmp_path, "inspect", "model.onnx").out.splitlines()
+    assert lines[-2:] == [
+        "hint: Reshape 'r' can follow a net, but Det 'y' depends on it and needs a net again",
+        "hint: make two nets, the first up to r, the second from there (docs/failed.md)",
+    ]
+    assert [line for line in lines if line.startswith("output: ")] == [
+        "output: y float32 of unknown shape",
+        "output: z of unknown shape",
+    ]
 
 
 def test_files_that_are_neither_model_nor_net(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def test_nodes_after_a_refused_one_are_checked_too() -> None:
     )
 
 
+def test_an_unknown_operator_has_one_reason() -> None:
+    error = refusal("(float[1, 4] x) => (float y, float z) { y = Erfc(x) z = Erfc(y) }")
+    assert {node.reason for node in error.nodes} == {"opset 17 has no such operator"}
+    assert len(error.nodes) == 2
+
+
 def test_outputs_of_refused_nodes_have_shape_and_type() -> None:
     """A flattened image is refused where it is pooled, and its mask where numbers are looked for: as after any node."""
     error = refusal(

@@ -13,7 +13,9 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def schema_error(node: onnx_ir.Node, opset: int) -> str | None:
-    """Return how a node of ONNX's own domain breaks its operator's schema; None if it is valid."""
+    """Return how a node breaks its operator's schema; None if it is valid, or not of ONNX's own domain."""
+    if node.domain:
+        return None
     try:
         schema, attributes, inputs = _schema(node.op_type, opset)
     except onnx.defs.SchemaError:
