@@ -40,6 +40,7 @@ from onnx2ncnn_opt.verification.plan_masks import (
     SURE,
     TARGETS,
     USUAL_PRICE,
+    Plan,
     Planner,
     Target,
 )
@@ -282,7 +283,18 @@ def _mask_errors(
     judges: Sequence[MaskJudge], others: Sequence[MaskJudge], found: _Found, budget: float | None, effort: float
 ) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
-    planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
+    planner = Planner(judges, others)
+    plan, is_enough = _best_plan(planner, [*judges, *others], budget, effort)
+    if is_enough or plan.error <= _WORTH * joint_error(judges):
+        for layer, mask in plan.masks_of(planner.judge):
+            found.add(layer, mask.features, mask.reason, mask.largest)
+    closer = _price_of_less(planner, plan, effort, is_enough=is_enough) if budget is None else ""
+    return closer, plan.rounding
+
+
+def _best_plan(planner: Planner, judges: Sequence[MaskJudge], budget: float | None, effort: float) -> tuple[Plan, bool]:
+    """Return the best plan of a planner, and True if its error is small enough for its price."""
+    attempts = 1 + int(effort * (_ATTEMPTS - 1))
     targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
     plan = planner.best(targets, 1)
     if effort and not plan.meets(targets[:SURE]):
@@ -291,27 +303,29 @@ def _mask_errors(
     elif effort and budget and plan.price > USUAL_PRICE:  # fewer masks may do
         planner.best([Target(_INEXACT * budget, 1.0)], 1)
         plan = planner.best(targets, 1)
-    is_enough = plan.meets(targets)
-    if not is_enough and (effort or budget):
-        targets = COSTLY_TARGETS if budget is None else targets
-        costly = planner.best(targets, attempts)
-        is_enough = budget is not None or costly.meets(targets)
-        plan = costly if is_enough else plan
-    if not is_enough and joint_error([*judges, *others], plan.features) > _USELESS * BUDGET:
+    if plan.meets(targets):
+        return plan, True
+    if budget is not None:
+        return planner.best(targets, attempts), True
+    if effort and (costly := planner.best(COSTLY_TARGETS, attempts)).meets(COSTLY_TARGETS):
+        return costly, True
+    if joint_error(judges, plan.features) > _USELESS * BUDGET:
         costly = planner.best(ANY_PRICE, attempts)
-        is_enough = costly.error <= _USELESS * BUDGET
-        plan = costly if is_enough else plan
-    if budget is None and not (is_enough and plan.error <= BUDGET):
+        if costly.error <= _USELESS * BUDGET:
+            return costly, True
+    return plan, False
+
+
+def _price_of_less(planner: Planner, plan: Plan, effort: float, *, is_enough: bool) -> str:
+    """Return a note on the price of the default budget, if it is high, and of smaller errors."""
+    if not (is_enough and plan.error <= BUDGET):
         price = max(MOST_PRICE, plan.price)
-        closer = f"--budget {BUDGET:g} takes masks for more than {price:.0%} of the multiplications"
-        closer = closer if effort else "--effort thorough looks for more masks"
-    if not is_enough and plan.error > _WORTH * joint_error(judges):
-        return closer, plan.rounding
-    if budget is None and not closer and plan.error > SMALL_ERROR:
+        costly = f"--budget {BUDGET:g} takes masks for more than {price:.0%} of the multiplications"
+        return costly if effort else "--effort thorough looks for more masks"
+    notes = []
+    if plan.price > USUAL_PRICE:
+        notes.append(f"a budget of {BUDGET:g} takes masks for more than {USUAL_PRICE:.0%} of the multiplications")
+    if plan.error > SMALL_ERROR:
         price = planner.price_within(plan, SMALL_ERROR)
-        closer = f"--budget {SMALL_ERROR:g} would take {price:.0%} of the multiplications"
-        if plan.price > USUAL_PRICE:
-            closer = f"a budget of {BUDGET:g} takes masks for more than {USUAL_PRICE:.0%} of them; {closer}"
-    for layer, mask in plan.masks_of(planner.judge):
-        found.add(layer, mask.features, mask.reason, mask.largest)
-    return closer, plan.rounding
+        notes.append(f"--budget {SMALL_ERROR:g} would take masks for {price:.0%} of the multiplications")
+    return "; ".join(notes)
