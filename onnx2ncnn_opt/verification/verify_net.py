@@ -9,10 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
-
-import numpy as np
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
@@ -20,12 +17,11 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.ahead import begin
-from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.compiled_tail import compiled
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -37,6 +33,7 @@ from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wr
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison
+from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_of, tolerance_within
 from onnx2ncnn_opt.verification.rounding_budget import (
@@ -50,9 +47,8 @@ from onnx2ncnn_opt.verification.rounding_budget import (
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.search_masks import open_like_data
 from onnx2ncnn_opt.verification.tail import TailJudge
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, in_mode
 
-_MAX_PROBLEM = 100  # characters of an error in a note
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
 
@@ -404,7 +400,7 @@ def _notes(
     """Yield notes on the verification of a net."""
     options, model, runs = judge.options, judge.model, judge.done
     is_drawn = options.feeds is None
-    yield from _model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
+    yield from model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
     if is_drawn and is_wrong(rows) and weights_encoding(*net) is Encoding.INT8:
         yield "the scales of int8 layers come from calibration data: verify with such data, by --inputs"
     if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and has_inexact_gelu(*net):
@@ -412,46 +408,3 @@ def _notes(
     yield from judge.notes
     if is_drawn and options.wanted is None and (small := small_runs(model, judge.manifest, runs)):
         yield small
-
-
-def _model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, is_fixed: bool) -> Iterator[str]:
-    """Yield notes on missing float64 results and on NaN and infinity; `is_fixed`: the user chose the tolerance."""
-    if rounding.problem and not is_fixed:
-        problem = shorten(rounding.problem, _MAX_PROBLEM, placeholder=" ...")
-        yield f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64: {problem}"
-    if rounding.unmoved:
-        problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
-        yield f"the effect of rounding errors on the model is unknown: {problem}"
-    if rounding.overflown:
-        names = ", ".join(sorted(rounding.overflown))
-        yield f"ONNX Runtime's float32 overflows or underflows before {names}; float64 is the reference there"
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        # A single infinity is a mask's fill value.
-        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
-            array = np.asarray(tensor.numpy())
-            if not np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array).all():
-                yield f"the model's weight '{value.name}' is not finite: {_special_counts(array)}"
-    for name in runs[0].reference:
-        arrays = [run.reference[name] for run in runs]
-        if len(runs) > 1 and all(array.dtype.kind == "f" and array.size for array in arrays):
-            numbers = {float(extreme(array)) for array in arrays for extreme in (np.min, np.max)}
-            if len(numbers) == 1:
-                yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (weights of 0?)"
-    first = {name: run for run in reversed(runs) for name, array in run.reference.items() if _has_nan(array)}
-    if first:
-        name, run = next(iter(first.items()))
-        names = f"'{name}' and {len(first) - 1} more" if len(first) > 1 else f"'{name}'"
-        counts = _special_counts(run.reference[name])
-        yield f"the model itself gives NaN for {names} ({run}): {counts}; --inputs gives other inputs"
-
-
-def _has_nan(array: Array) -> bool:
-    return array.dtype.kind == "f" and bool(np.isnan(array).any())
-
-
-def _special_counts(array: Array) -> str:
-    """Return text with the numbers of NaN and of infinities in an array."""
-    numbers = array.astype(np.float64)
-    counts = {"NaN": np.isnan(numbers).sum(), "+inf": np.isposinf(numbers).sum(), "-inf": np.isneginf(numbers).sum()}
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + f" of {array.size}"
