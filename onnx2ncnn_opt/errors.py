@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 
 _MAX_LINES, _MAX_LINE_LENGTH, _KEPT_END = 200, 500, 100
+_MAX_COMMAND_LENGTH = 2**17  # Linux takes no longer argument
+WORKS = "this works: "  # before a command, which is useless without its middle
 
 
 class Error(Exception):
@@ -27,10 +29,12 @@ class Stop(SystemExit):
 
 
 def bounded(text: str) -> str:
-    """Return a message of readable length: both ends of long lines, and a limited number of lines."""
+    """Return a message of readable length: both ends of long lines except commands, and a limited number of lines."""
     begin = _MAX_LINE_LENGTH - _KEPT_END
     lines = [
-        line if len(line) <= _MAX_LINE_LENGTH else f"{line[:begin]} ... {line[-_KEPT_END:]}"
+        line
+        if len(line) <= (_MAX_COMMAND_LENGTH if line.startswith(WORKS) else _MAX_LINE_LENGTH)
+        else f"{line[:begin]} ... {line[-_KEPT_END:]}"
         for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]
     ]
     more = text.count("\n") + 1 - len(lines)

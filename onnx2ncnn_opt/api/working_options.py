@@ -131,8 +131,8 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
         arguments += ["--outputs", ",".join(options["outputs"])]
     if "append" in options:
         arguments.append("--noise-inputs")
-    for name in options.get("custom", ()):
-        arguments += ["--custom", name, "--no-verify"]
+    if custom := options.get("custom"):
+        arguments += [*(word for name in custom for word in ("--custom", name)), "--no-verify"]
     return arguments
 
 

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, qu
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
 from onnx2ncnn_opt.system import command_line
 
@@ -227,7 +227,7 @@ class _Job:
             if options["custom"] and options["verification"] is not None:
                 lower(model, **self._lower_options)  # raises errors of other options and of the model first
                 reason = f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified"
-                raise UsageError(f"{reason}\nthis works: {command_line(*output.arguments, '--no-verify')}")
+                raise UsageError(f"{reason}\n{WORKS}{command_line(*output.arguments, '--no-verify')}")
             conversion = convert(model, prefix, **options)
         verified = conversion.report
         has_files = verified is None or verified.ok or options["keep_failed"]
@@ -290,7 +290,7 @@ class _Job:
         kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
         if error.advice and more.keys() <= {"shapes", "values"}:
             text = text.partition(error.advice)[0].rstrip()
-        return f"{text}\nthis works: {command_line(*kept, *as_arguments(more))}"
+        return f"{text}\n{WORKS}{command_line(*kept, *as_arguments(more))}"
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

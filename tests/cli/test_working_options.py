@@ -71,6 +71,12 @@ SIDES = (
 )
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
+# Together their names are longer than a line of an error.
+MANY = [letter * 90 for letter in "ABCDEF"]
+MANY_OWN = (
+    f"(float[1, 4] x) => ({', '.join(f'float[1, 4] y{i}' for i in range(6))}) "
+    f"{{ a = Relu(x) {' '.join(f'y{i} = made.up.{name}(a)' for i, name in enumerate(MANY))} }}"
+)
 
 
 @pytest.fixture
@@ -110,6 +116,7 @@ def proposed(ended: Ended) -> str:
         (NOISE, "--noise-inputs", 1),
         (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
+        (MANY_OWN, f"{' '.join(f'--custom made.up::{name}' for name in MANY)} --no-verify", 1),
         (UNKNOWN, "--outputs a", 1),
         (SIDES, "--outputs y,z", 1),
     ],
