@@ -13,22 +13,15 @@ Ranges: TypeAlias = Mapping[int, tuple[int, int]]
 
 def ranges(crop: Layer) -> Ranges | None:
     """Return the range that the Crop keeps of each axis it names; None if one is unknown."""
-    if not _is_plain(crop):
-        return None
-    shape, axes = crop.input.shape, crop["axes"]
-    if shape is None or not axes or not len(crop["starts"]) == len(crop["ends"]) == len(axes):
+    removed = ends_cut(crop)
+    if removed is None:
         return None
     kept: dict[int, tuple[int, int]] = {}
-    for start, end, axis in zip(crop["starts"], crop["ends"], axes, strict=True):
-        axis += len(shape) if axis < 0 else 0
-        size = shape[axis] if 0 <= axis < len(shape) else None
-        if not isinstance(size, int) or axis in kept:
+    for axis, (first, last) in removed.items():
+        size = crop.input.known_shape[axis]
+        if not isinstance(size, int):
             return None
-        start += size if start < 0 else 0
-        end = size if end in _TO_THE_END else end + size if end < 0 else min(end, size)
-        if not 0 <= start < end:
-            return None
-        kept[axis] = start, end
+        kept[axis] = first, size - last
     return kept
 
 
