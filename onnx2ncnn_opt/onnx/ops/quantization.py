@@ -96,18 +96,21 @@ def qlinear_conv(
     bias = None if b is None else Constant(b.astype(np.float32))
     kernel = _kernel(im, w.numbers, w.zero_point)
     sums = conv(im, im.tensor(centred(im, x.numbers, x.zero_point)), kernel, bias, attrs=attrs)
-    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x.scale, broadcastable(im, sums, w.scale, 1)), y_scale)
-    return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
+    return _requantised(im, sums, x.scale, broadcastable(im, sums, w.scale, 1), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearMatMul", since=10, integers=True, quantises=True, items=items.product_of(0, 3))
 def qlinear_matmul(im: ImportContext, a: _Quantised, b: _Quantised, y_scale: Value, y_zero_point: Value) -> Value:
     """MatMul of integers as floats, and the layers of QuantizeLinear."""
     sums = int_matmul(im, a.numbers, a.zero_point, b.numbers, b.zero_point)
-    scale = scaling(im, BinaryOp.MUL, per_row(im, a.numbers, a.scale), b.scale)
-    factor = scaling(im, BinaryOp.DIV, scale, per_row(im, a.numbers, y_scale))
-    zero = per_row(im, a.numbers, y_zero_point)
-    return quantized(im, binary(im, BinaryOp.MUL, sums, factor), zero, type_of(y_zero_point))
+    scale, new_scale, zero = (per_row(im, a.numbers, param) for param in (a.scale, y_scale, y_zero_point))
+    return _requantised(im, sums, scale, b.scale, new_scale, zero)
+
+
+def _requantised(im: ImportContext, x: Value, a_scale: Value, b_scale: Value, y_scale: Value, y_zero: Zero) -> Value:
+    """Return products of quantised numbers, which are in units of both scales, as quantised numbers."""
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a_scale, b_scale), y_scale)
+    return quantized(im, binary(im, BinaryOp.MUL, x, factor), y_zero, type_of(y_zero))
 
 
 def _kernel(im: ImportContext, w: Value, zero_point: Zero) -> Value:
@@ -131,8 +134,7 @@ def qlinear_add(im: ImportContext, a: _Scaled, b: _Scaled, c_scale: Value, c_zer
 def qlinear_mul(im: ImportContext, a: _Scaled, b: _Scaled, c_scale: Value, c_zero_point: Zero = None) -> Value:
     """BinaryOp mul of integers as floats, and the layers of QuantizeLinear."""
     products = binary(im, BinaryOp.MUL, centred(im, a.numbers, a.zero_point), centred(im, b.numbers, b.zero_point))
-    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a.scale, b.scale), c_scale)
-    return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
+    return _requantised(im, products, a.scale, b.scale, c_scale, c_zero_point)
 
 
 def _floats(im: ImportContext, x: _Quantised | _Scaled) -> Tensor:
@@ -214,11 +216,10 @@ def qgemm(
     sums: Value = matmul(im, centred(im, left, a.zero_point), centred(im, right, b.zero_point))
     if c is not None:
         sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))
-    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(attrs.alpha), a.scale), b.scale)
+    scale = scaling(im, BinaryOp.MUL, number(attrs.alpha), a.scale)
     if y_scale is None:
-        return binary(im, BinaryOp.MUL, sums, factor)
-    scaled = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale))
-    return quantized(im, scaled, y_zero_point, type_of(y_zero_point))
+        return binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.MUL, scale, b.scale))
+    return _requantised(im, sums, scale, b.scale, y_scale, y_zero_point)
 
 
 @onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
