@@ -32,7 +32,7 @@ def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> N
 def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
     """Remove the layers whose outputs are all unused; Input layers only with `inputs`."""
     for layer in reversed(graph):
-        if (inputs or layer.type != "Input") and not any(blob.uses for blob in layer.outputs):
+        if (inputs or layer.type != "Input") and not layer.is_used:
             graph.remove(layer)
 
 

@@ -161,6 +161,11 @@ class Layer:
         return scalar is None or bool(self["with_scalar"]) == scalar
 
     @property
+    def is_used(self) -> bool:
+        """True if an output has a use."""
+        return any(blob.uses for blob in self.outputs)
+
+    @property
     def output(self) -> Blob:
         """The only output."""
         (blob,) = self.outputs

@@ -102,7 +102,7 @@ class Import(Walk):
         """Remove the outputs, and layers, each after its readers; return False if another layer reads one of them."""
         self.graph.outputs = ()
         for layer in layers:
-            if any(blob.uses for blob in layer.outputs):
+            if layer.is_used:
                 return False
             self.graph.remove(layer)
             self._names.release(*(blob.name for blob in layer.outputs))

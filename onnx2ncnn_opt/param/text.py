@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, LayerSpec, Param
@@ -145,7 +146,7 @@ def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
 def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:
     """Return shape hints from the layer's outputs if their shapes are known, else the old hints."""
     count = len(layer.outputs)
-    shapes = [blob.shape for blob in layer.outputs if blob.shape and all(isinstance(size, int) for size in blob.shape)]
+    shapes = [blob.shape for blob in layer.outputs if blob.shape and is_fixed(blob.shape)]
     if len(shapes) == count:
         has_depth = len(hints) == 5 * count or any(len(shape) == 4 for shape in shapes)
         return [number for shape in shapes for number in _hint(shape, has_depth=has_depth)]

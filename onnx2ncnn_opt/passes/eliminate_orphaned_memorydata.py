@@ -11,5 +11,5 @@ def eliminate_orphaned_memorydata(graph: Graph) -> Iterator[Replacement]:
     Input layers stay, because callers feed them. So do layers with at least one used output.
     """
     for layer in reversed(graph):
-        if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
+        if layer.type != "Input" and not layer.is_used:
             yield Replacement((layer,))

@@ -2,7 +2,7 @@ from math import prod
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import known, product
+from onnx2ncnn_opt.ir.dim import is_fixed, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import Steps, end_of, moved, shortest, step_of, steps_to, view_layers
@@ -68,7 +68,7 @@ def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     blobs = [layer.output for layer in chain]
     if chain and (repeat := _of_any_length(*chain)) is not None:
         return repeat
-    if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
+    if not chain or not all(is_fixed(blob.shape) for blob in (chain[0].input, *blobs)):
         return None
     source, (heads, *sizes) = known(chain[0].input.known_shape), known(blobs[-1].known_shape)
     size = prod(sizes)

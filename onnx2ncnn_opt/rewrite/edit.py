@@ -195,7 +195,7 @@ def remove_all(graph: Graph, layers: Iterable[Layer], *, may_stay: bool = False)
     """
     remaining = list(layers)
     while remaining:
-        unused = [layer for layer in remaining if not any(blob.uses for blob in layer.outputs)]
+        unused = [layer for layer in remaining if not layer.is_used]
         if not unused and may_stay:
             return
         for layer in unused or remaining[:1]:
