@@ -21,6 +21,11 @@ def permutation(order_type: int, rank: int) -> tuple[int, ...]:
     return _ORDERS[rank][order_type]
 
 
+def inverted(perm: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that moves axes back."""
+    return tuple(perm.index(axis) for axis in range(len(perm)))
+
+
 def order_type(perm: Sequence[int]) -> int:
     """Return the order_type for a numpy permutation of 1 to 4 axes; GraphError if ncnn has none."""
     try:

@@ -21,7 +21,7 @@ from itertools import product as choices
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
-from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.permute import inverted, order_type
 
 MAX_DIMS = 4
 _MANY_STEPS = 4  # a plan around a shuffle has two or more
@@ -288,8 +288,7 @@ def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | Non
             options.extend(_direct(source, new, target))
         if target is not None and _are_runs(target, old):
             order = sorted(range(len(target)), key=lambda i: old.index(target[i][0]) if target[i] else -1)
-            perm = tuple(order.index(i) for i in range(len(target)))
-            options.append([Regroup(sizes(target[i] for i in order)), Reorder(perm)])
+            options.append([Regroup(sizes(target[i] for i in order)), Reorder(inverted(order))])
     options.append(_by_blocks(blocks, old, target))
     return min(options, key=len)
 

@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import types_with
-from onnx2ncnn_opt.ir.permute import permutation
+from onnx2ncnn_opt.ir.permute import inverted, permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step, View, plan, step_layer
@@ -160,7 +160,7 @@ def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     whole = elements.reshape([elements.shape[axis] for axis in axes])
     strides = [int(whole.take(1, axis).flat[0]) for axis in range(whole.ndim)]
     order = sorted(range(whole.ndim), key=lambda axis: -strides[axis])
-    back = tuple(order.index(axis) for axis in range(whole.ndim))
+    back = inverted(order)
     sizes = tuple(whole.shape[axis] for axis in order)
     reached = np.arange(whole.size, dtype=elements.dtype).reshape(sizes).transpose(back)
     if whole.size != math.prod(source) or not np.array_equal(reached, whole):

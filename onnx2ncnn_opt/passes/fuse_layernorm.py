@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.permute import inverted, order_type
 from onnx2ncnn_opt.passes._linear import mul, offset
 from onnx2ncnn_opt.passes._statistics import axes_of, mean, over_root, square
 from onnx2ncnn_opt.rewrite.pattern import Op, op
@@ -58,13 +58,13 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     require(len(axes) == 1 and axes[0] < rank - 1, f"'{mean.name}' is not over one axis before the innermost")
     require(axes_of(variance, rank) == axes, f"'{variance.name}' is not over the axis of '{mean.name}'")
     perm = (*(axis for axis in range(rank) if axis not in axes), *axes)
-    back = tuple(perm.index(axis) for axis in range(rank))
     last = Blob(f"{x.name}_last", tuple(shape[axis] for axis in perm), x.batch)
     permute = Layer("Permute", f"{root.name}_last", [x], [last], {"order_type": order_type(perm)})
     normal = Blob(f"{root.output.name}_last", last.shape, x.batch)
     params = {"affine_size": fixed_size(x, axes[0]), "eps": offset(eps), "affine": 0}
     norm = Layer("LayerNorm", root.name, [last], [normal], params)
-    return [permute, norm, Layer("Permute", f"{root.name}_back", [normal], (), {"order_type": order_type(back)})]
+    back = {"order_type": order_type(inverted(perm))}
+    return [permute, norm, Layer("Permute", f"{root.name}_back", [normal], (), back)]
 
 
 @rewrite(*_VARIANTS, exact=False, purpose="hand-written global LayerNorm of audio nets")

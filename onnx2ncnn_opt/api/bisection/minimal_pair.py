@@ -20,6 +20,7 @@ from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.names import NamePool
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_staged
@@ -222,7 +223,7 @@ class _ModelPart:
             inner = tuple(squeezed(array.shape)[axis] for axis in counterpart.axes)
             read = self._reshaped(self._before, read, inner)
             if counterpart.axes != natural(array):
-                read = self._add(self._before, "Transpose", [read], perm=[int(i) for i in np.argsort(counterpart.axes)])
+                read = self._add(self._before, "Transpose", [read], perm=inverted(counterpart.axes))
             self._reshaped(self._before, read, array.shape, counterpart.value)
         return name
 

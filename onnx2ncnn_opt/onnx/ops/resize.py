@@ -13,6 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import NodeView
@@ -302,4 +303,4 @@ def _product(im: ImportContext, x: Tensor, axis: Axis, sampling: Sampling) -> Te
     """Resize an axis by a product with a constant matrix [out, in]."""
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
     resized = linear(im, x.transpose(perm), sampling.matrix(axis))
-    return resized.transpose([perm.index(a) for a in range(x.rank)])
+    return resized.transpose(inverted(perm))

@@ -7,6 +7,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, as_symbolic, is_dynamic, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -85,7 +86,7 @@ def _scatter_beside(
     if picked:
         index = cells[picked].reshape(len(picked), *(x.cells.shape[k] for k in kept)).astype(np.int64)
         new = _scatter(im, inside.transpose(order), index, new, data.rank - len(picked), reduction)
-    new = new.transpose([order.index(axis) for axis in range(data.rank)])
+    new = new.transpose(inverted(order))
     for outer, axis, start in reversed(levels):
         new = _joined(im, outer, new, axis, start)
     return new
@@ -121,7 +122,7 @@ def scatter_elements(
             return _joined(im, data, updates, axis, size + first if first < 0 else first)
         order = [axis, *(a for a in range(data.rank) if a != axis)]
         moved, new = data.transpose(order), updates.transpose(order)
-        return _scatter(im, moved, rows[None], new, data.rank - 1, reduction).transpose(np.argsort(order).tolist())
+        return _scatter(im, moved, rows[None], new, data.rank - 1, reduction).transpose(inverted(order))
     if isinstance(indices, (Tensor, SymbolicTensor)):
         return _scatter_cells(im, data, im.tensor(indices), updates, axis, reduction)
     targets: list[Array] = list(np.indices(indices.array.shape))
@@ -169,7 +170,7 @@ def tensor_scatter(
         items = np.broadcast_to(np.arange(batch)[:, None], targets.shape)
         index = np.stack([items, targets % length if mode == "circular" else targets])
         placed = _scatter(im, cache, index, rows, past_cache.rank - 2)
-    return placed.transpose([perm.index(a) for a in range(past_cache.rank)])
+    return placed.transpose(inverted(perm))
 
 
 def _check_reduction(im: ImportContext, reduction: str) -> None:
@@ -237,7 +238,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     else:
         old, new = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
         result = _combined(im, old, new, _hits(im, row, size, 1), reduction)
-    return im.reshape(result, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
+    return im.reshape(result, tuple(shape[a] for a in order)).transpose(inverted(order))
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import product
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
@@ -60,7 +61,7 @@ def dft20(
     rows = im.reshape(x.transpose(order), (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
     split = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
-    return split.transpose([order.index(a) for a in range(x.rank)])
+    return split.transpose(inverted(order))
 
 
 def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: int) -> Array:

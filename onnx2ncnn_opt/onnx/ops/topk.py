@@ -15,6 +15,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
@@ -90,7 +91,7 @@ def top_k10(
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     indices = _of_rank(im, _ranks(im, im.tensor(ordered), size), size, count)
-    shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
+    shape, back = (*(x.shape[a] for a in perm[:-1]), count), inverted(perm)
     numbers = im.tensor(gather_elements(im, flat, indices, axis=1))
     values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (numbers, indices))
     return values, places.of_type(_INDEX)

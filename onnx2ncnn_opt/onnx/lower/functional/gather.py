@@ -14,6 +14,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, axis_index, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -192,7 +193,7 @@ def _constant_elements(im: ImportContext, data: Tensor, indices: Array, axis: in
     targets: list[Array] = list(np.indices(distinct.shape, sparse=True))
     targets[first.index(axis)] = distinct
     result = _take(im, ordered, targets, ordered.shape[: distinct.ndim])
-    return result.transpose([order.index(a) for a in range(data.rank)])
+    return result.transpose(inverted(order))
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
