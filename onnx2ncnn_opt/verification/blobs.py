@@ -147,7 +147,8 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
     order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
-        difference = np.abs(result.reshape(-1).astype(np.float64) - in_order(value, axes).astype(np.float64))
+        with np.errstate(invalid="ignore"):  # the difference of two infinities
+            difference = np.abs(result.reshape(-1).astype(np.float64) - in_order(value, axes).astype(np.float64))
         return float(np.nan_to_num(difference, nan=0.0, posinf=0.0).sum())
 
     return min((order, *_others(order)), key=distance)

@@ -65,9 +65,9 @@ class NodeWriter:
 class InDouble(NodeWriter):
     """The model in float64 as `data`, cut at `outputs` if given, and the number of its `weights`.
 
-    Inputs keep their types; float outputs become float64. Convolutions and average pooling, which ONNX Runtime does not
-    have in float64, become products and sums of slices. Other operators without float64 run in float32. Raises RunError
-    with the reason for a model that cannot be rewritten.
+    Inputs keep their types; float outputs become float64, and those that are inputs are left out. Convolutions, average
+    pooling and LRN, which ONNX Runtime does not have in float64, become products and sums of slices. Other operators
+    without float64 run in float32. Raises RunError with the reason for a model that cannot be rewritten.
     """
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
@@ -92,13 +92,14 @@ class InDouble(NodeWriter):
         del proto.graph.node[:], proto.graph.value_info[:]
         proto.graph.node.extend(self.nodes)
         proto.graph.initializer.extend(self.constants.values())
-        for value in proto.graph.output:
+        computed = [value for value in proto.graph.output if value.name not in self._double]
+        for value in computed:
             if self._types.get(value.name) in FLOATS:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
             else:
                 value.ClearField("type")
-            if value.name in self._double:
-                raise RunError(f"its output '{value.name}' is an input")
+        del proto.graph.output[:]
+        proto.graph.output.extend(computed)
         self.data = bytes(proto.SerializeToString())
 
     def _add(self, node: onnx.NodeProto) -> None:
@@ -107,6 +108,7 @@ class InDouble(NodeWriter):
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         kind = "" if node.domain else node.op_type
         rewrites = {"AveragePool": self._average, "Conv": self._convolution, "GlobalAveragePool": self._mean}
+        rewrites["LRN"] = self._local_response
         rewrites |= dict.fromkeys(_GATES, self._recurrent)
         if kind in rewrites and rewrites[kind](node, inputs, attributes):
             return
@@ -261,6 +263,21 @@ class InDouble(NodeWriter):
         elif axes:
             self.node("ReduceMean", inputs[0], axes, out=node.output[0])
         return bool(axes)
+
+    def _local_response(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """Add a local response normalization as a sum of slices; return False if the rank is unknown."""
+        size, rank = attributes["size"], self._ranks.get(node.input[0], 0)
+        if not rank:
+            return False
+        rest = [0] * (rank - 2)
+        alpha, beta, bias = (attributes.get(*pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+        pads = [0, size // 2, *rest, 0, size // 2, *rest]
+        squares = self.node("Pad", self.node("Mul", inputs[0], inputs[0]), pads)
+        ends = [index + 1 - size or _END for index in range(size)]
+        total = self.node("Sum", *(self.node("Slice", squares, [index], [end], [1]) for index, end in enumerate(ends)))
+        base = self.node("Add", self.node("Mul", total, np.array(alpha / size)), np.array(bias))
+        self.node("Div", inputs[0], self.node("Pow", base, np.array(beta)), out=node.output[0])
+        return True
 
     def _padded(self, name: str, rank: int, attributes: dict[str, Any]) -> str:
         """Add zero padding of the last `rank` axes."""

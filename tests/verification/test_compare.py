@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.verification.blobs import nearest
 from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
@@ -156,3 +157,8 @@ def test_the_latency_by_a_clock_that_stands_still() -> None:
 def test_rounding_makes_no_number_that_the_type_lacks(number: float, ok: bool) -> None:
     reference, spread = np.array([255, 3], np.uint8), np.array([np.inf, 0.0])
     assert compare(np.array([number, 3.0]), reference, Tolerance(), spread).ok == ok
+
+
+def test_the_order_of_axes_of_a_value_with_infinities() -> None:
+    value = np.array([[np.inf, 1, 2], [3, 4, np.inf]], np.float32)
+    assert nearest(value.T.copy(), value) == (1, 0)

@@ -116,6 +116,19 @@ def test_statistics_in_float64(stash: str) -> None:
     np.testing.assert_allclose(exact, right, rtol=1e-7)
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_normalization_by_large_neighbours(size: int) -> None:
+    """ONNX Runtime's own LRN is off by 1e-4 of the largest number."""
+    x = 32 * random(1, 6, 3, 4)
+    data = serialized(
+        f"(float[1, 6, 3, 4] x) => (float[A, B, C, D] y) {{ y = LRN<alpha = 0.5, size = {size}>(x) }}", 20
+    )
+    _, exact = both(data, x)
+    padded = np.pad(np.square(x, dtype=np.float64), ((0, 0), (size // 2, size // 2), (0, 0), (0, 0)))
+    total = np.sum([padded[:, index : index + 6] for index in range(size)], 0)
+    np.testing.assert_allclose(exact, x / (1 + 0.5 / size * total) ** 0.75, rtol=1e-7)
+
+
 def test_the_sigmoid_of_numbers_far_below_zero() -> None:
     x = np.array([-700, -80, 0, 700], np.float32)
     _, exact = both(serialized("(float[4] x) => (float[A] y) { y = Sigmoid(x) }", 20), x)
@@ -130,6 +143,12 @@ def test_types_of_other_values_stay() -> None:
     single, exact = both(serialized(graph, 20), random(4, 5))
     assert exact.dtype == np.int64
     assert (single == exact).all()
+
+
+def test_an_output_that_is_an_input_has_no_errors() -> None:
+    graph = "(float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] x, float[A, B, C, D] y) { y = Conv(x, w) }"
+    double = OrtRunner(InDouble(serialized(graph, 20, w=random(3, 2, 2, 2))).data)
+    assert {name: array.dtype for name, array in double.run({"x": random(1, 2, 4, 4)}).items()} == {"y": np.float64}
 
 
 IF = (
