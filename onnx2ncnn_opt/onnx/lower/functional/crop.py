@@ -26,28 +26,11 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     """ONNX's slice [start:end:step] of an axis, which must not be empty: Crop, Pooling for steps, Flip."""
     size = x.shape[axis]
     if isinstance(start, Sym) or isinstance(end, Sym):
-        # A table that is cut around its middle, as [64 - n:63 + n], has to be long enough.
-        demand = im.try_demand if isinstance(size, Sym) else im.try_demand_place
-        bounds = slice_ends(size, start, end, demand) if step > 0 else None
-        if bounds is None:
-            reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
-            raise im.refuse(reason, "bind them with --shape")
-        first, last = (im.within_limits(bound) for bound in bounds)
-        x = crop(im, x, axis, first, last) if (first, last) != (0, size) else x
+        x = _between_dynamic(im, x, axis, start, end, step)
     elif isinstance(size, Sym):
         if step < 0:
-            first = 0 if start >= 2**31 - 1 else -1 - start
-            if start < 0 and not at_least(size + start, 0):  # ONNX clamps the start to the axis
-                first = smaller(first, size - 1)
-            last = -1 - end if end > -(2**31) + 1 else 2**31 - 1
-            return sliced(im, flip(im, x, axis), axis, first, last, -step)
-        if end == 0:  # in ncnn, 0 is the end of the axis
-            raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
-        bounds = slice_ends(size, start, end) if start < 0 and not at_least(size + start, 0) else None
-        if bounds is not None:  # ncnn would read before the axis
-            x = crop(im, x, axis, *bounds)
-        elif start != 0 or end < ENDLESS:
-            x = crop(im, x, axis, start, end if end < ENDLESS else TO_END)
+            return sliced(im, flip(im, x, axis), axis, *_flipped(size, start, end), -step)
+        x = _of_dynamic(im, x, axis, start, end)
     else:
         elements = slice_indices(size, start, end, step)
         if step < 0 and len(elements) > 1:
@@ -57,6 +40,40 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         if elements.start > 0 or elements[-1] + 1 < size:
             x = crop(im, x, axis, elements.start, elements[-1] + 1)
     return x if step == 1 or x.shape[axis] == 1 else _strided(im, x, axis, step)
+
+
+def _between_dynamic(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
+    """Return all elements between two bounds, one of which depends on dynamic dimensions."""
+    size = x.shape[axis]
+    # A table that is cut around its middle, as [64 - n:63 + n], has to be long enough.
+    demand = im.try_demand if isinstance(size, Sym) else im.try_demand_place
+    bounds = slice_ends(size, start, end, demand) if step > 0 else None
+    if bounds is None:
+        reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
+        raise im.refuse(reason, "bind them with --shape")
+    first, last = (im.within_limits(bound) for bound in bounds)
+    return crop(im, x, axis, first, last) if (first, last) != (0, size) else x
+
+
+def _of_dynamic(im: ImportContext, x: Tensor, axis: int, start: int, end: int) -> Tensor:
+    """Return all elements between two bounds of an axis of dynamic size."""
+    if end == 0:  # in ncnn, 0 is the end of the axis
+        raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
+    size = x.shape[axis]
+    bounds = slice_ends(size, start, end) if start < 0 and not at_least(size + start, 0) else None
+    if bounds is not None:  # ncnn would read before the axis
+        return crop(im, x, axis, *bounds)
+    if start == 0 and end >= ENDLESS:
+        return x
+    return crop(im, x, axis, start, end if end < ENDLESS else TO_END)
+
+
+def _flipped(size: Dim, start: int, end: int) -> tuple[Dim, int]:
+    """Return the bounds, in the flipped axis, of a slice with a negative step."""
+    first: Dim = 0 if start >= 2**31 - 1 else -1 - start
+    if start < 0 and not at_least(size + start, 0):  # ONNX clamps the start to the axis
+        first = smaller(first, size - 1)
+    return first, -1 - end if end > -(2**31) + 1 else 2**31 - 1
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
