@@ -11,6 +11,7 @@ import onnx_ir
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import size_input
 from onnx2ncnn_opt.onnx.read import structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
@@ -101,47 +102,53 @@ def extract_tail(
     arrays = tuple(info for info in read.values() if isinstance(info, InputInfo))
     values = {name: x for name, x in read.items() if isinstance(x, Tensor)}
     constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
-    sizes, protos = dict[str, None](), []
-    for name, value in read.items():
-        if not isinstance(value, Sizes):
-            continue
-        parts = [size_input(str(cell)) for cell in value.cells]
-        constants |= {
-            part: np.array([cell], np.int64)
-            for part, cell in zip(parts, value.cells, strict=True)
-            if isinstance(cell, int)
-        }
-        sizes |= dict.fromkeys(str(cell) for cell in value.cells if not isinstance(cell, int))
-        constants[f"{name}.shape"] = np.array(value.shape, np.int64)
-        protos += [
-            helper.make_node("Concat", parts, [f"{name}.parts"], axis=0),
-            helper.make_node("Reshape", [f"{name}.parts", f"{name}.shape"], [f"{name}.whole"]),
-            helper.make_node("Cast", [f"{name}.whole"], [name], to=helper.np_dtype_to_tensor_dtype(value.dtype)),
-        ]
-    inputs = [_info(info.name, int(info.dtype), info.shape) for info in arrays]
-    for name, x in values.items():
-        inputs.append(_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype.type)), x.shape))
-    inputs += [_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in sizes]
+    sizes = {name: x for name, x in read.items() if isinstance(x, Sizes)}
+    dynamic = (cell for x in sizes.values() for cell in x.cells if not isinstance(cell, int))
+    expressions = tuple(dict.fromkeys(map(str, dynamic)))
+    first = [node for name, x in sizes.items() for node in _joined(name, x, constants)]
+    inputs = [
+        *(_info(info.name, int(info.dtype), info.shape) for info in arrays),
+        *(_info(name, int(_type_of(x)), x.shape) for name, x in values.items()),
+        *(_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in expressions),
+    ]
     outputs = [_info(info.name, int(info.dtype), info.shape) for info in model.outputs if info.name in made]
-    graph = helper.make_graph(
-        [*protos, *map(onnx_ir.serde.serialize_node, nodes)],
-        "tail",
-        inputs,
-        outputs,
-        [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()],
-    )
+    tensors = [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()]
+    last = map(onnx_ir.serde.serialize_node, nodes)
+    graph = helper.make_graph([*first, *last], "tail", inputs, outputs, tensors)
     opset = helper.make_opsetid("", model.opsets.get("", 1))
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    declared = model.outputs
-    if any(info.dtype == onnx_ir.DataType.UNDEFINED for info in declared):  # inner values, by --outputs
-        types = {v.name: v.type for v in onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.output}
-        for value in proto.graph.output:
-            value.type.CopyFrom(types[value.name])
-        kinds = {name: onnx_ir.DataType(kind.tensor_type.elem_type) for name, kind in types.items()}
-        own = {name: x for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
-        kinds |= {name: onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)) for name, x in own.items()}
-        declared = tuple(replace(info, dtype=kinds.get(info.name, info.dtype)) for info in declared)
-    return Tail(proto, (*values, *others), arrays, tuple(sizes), declared, reasons)
+    of_net = {name: _type_of(x) for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
+    return Tail(proto, (*values, *others), arrays, expressions, _typed(model.outputs, proto, of_net), reasons)
+
+
+def _joined(name: str, sizes: Sizes, constants: dict[str, Array]) -> list[onnx.NodeProto]:
+    """Return the nodes that make a value of its cells, and add their constants."""
+    cells = {size_input(str(cell)): cell for cell in sizes.cells}
+    constants.update((part, np.array([cell], np.int64)) for part, cell in cells.items() if isinstance(cell, int))
+    parts, shape, whole = f"{name}.parts", f"{name}.shape", f"{name}.whole"
+    constants[shape] = np.array(sizes.shape, np.int64)
+    return [
+        helper.make_node("Concat", [size_input(str(cell)) for cell in sizes.cells], [parts], axis=0),
+        helper.make_node("Reshape", [parts, shape], [whole]),
+        helper.make_node("Cast", [whole], [name], to=helper.np_dtype_to_tensor_dtype(sizes.dtype)),
+    ]
+
+
+def _typed(
+    outputs: tuple[TensorInfo, ...], proto: onnx.ModelProto, of_net: dict[str, onnx_ir.DataType]
+) -> tuple[TensorInfo, ...]:
+    """Return outputs with the inferred types if one declares none, as inner values; set them in the model, too."""
+    if all(info.dtype != onnx_ir.DataType.UNDEFINED for info in outputs):
+        return outputs
+    inferred = {v.name: v.type for v in onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.output}
+    for value in proto.graph.output:
+        value.type.CopyFrom(inferred[value.name])
+    types = {name: onnx_ir.DataType(kind.tensor_type.elem_type) for name, kind in inferred.items()} | of_net
+    return tuple(replace(info, dtype=types.get(info.name, info.dtype)) for info in outputs)
+
+
+def _type_of(x: Tensor) -> onnx_ir.DataType:
+    return onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type))
 
 
 def _info(name: str, element: int, shape: Shape | None) -> onnx.ValueInfoProto:
