@@ -60,7 +60,7 @@ class Traits(NamedTuple):
     """
 
     moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, rearranged (`ALL` of them)
-    indexes: int | None = None  # the input that holds indices along the attribute axis of the first one
+    indexes: Mapping[int, int] | None = None  # the inputs that hold indices along the attribute axis of another one
     domains: Mapping[int, tuple[float, float]] | None = None  # bounds of inputs between which results are finite
     divisor: int | None = None  # an input that the operator divides by
     counts: int | None = None  # an input that, if computed from a mask, has to count all elements of the mask

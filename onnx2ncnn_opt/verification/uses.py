@@ -49,7 +49,7 @@ class Uses:
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
         inverses = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
         return cls(
-            table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
+            table=min((size for node, index, _ in uses if (size := _size_of_table(node, index, model))), default=None),
             domain=_common(_domains(value, model)),
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
@@ -127,7 +127,7 @@ def _are_lengths(value: onnx_ir.Value, model: LoadedModel) -> bool:
         for node, index in result.uses():
             if node.op_type in _COMPARISONS and any(map(_are_positions, filter(None, node.inputs))):
                 return True
-            if result is not value and _traits(node, model).indexes == index and _size_of_axis(node) == 1:
+            if result is not value and _size_of_table(node, index, model) == 1:
                 return True
     return False
 
@@ -153,9 +153,12 @@ def _becomes_bool(node: onnx_ir.Node) -> bool:
     return node.op_type == "Cast" and node.attributes.get_int("to", 0) == onnx_ir.DataType.BOOL
 
 
-def _size_of_axis(node: onnx_ir.Node) -> int:
-    """Return the number of entries of a Gather's table; 1 if unknown."""
-    table, axis = node.inputs[0], node.attributes.get_int("axis", 0)
+def _size_of_table(node: onnx_ir.Node, index: int, model: LoadedModel) -> int | None:
+    """Return the number of entries of the table that an input indexes; 1 if unknown, None if it indexes none."""
+    tables = _traits(node, model).indexes or {}
+    if index not in tables:
+        return None
+    table, axis = node.inputs[tables[index]], node.attributes.get_int("axis", 0)
     # Exporters leave out the shapes between a quantised table and its Gather.
     while table is not None and table.shape is None and (producer := table.producer()) is not None:
         if producer.op_type not in ("Cast", "DequantizeLinear", "Identity"):

@@ -65,6 +65,13 @@ def test_indexes_stay_within_their_table(nodes: str) -> None:
             "{ y = Gather(a, i) z = Gather(b, i) }",
             1,
         ),
+        # the table of words is not the first input
+        (
+            "(int32[1, 400] i, float[400, 3] rows) => (float[1, 400, 3] y) <float[7, 3] words = "
+            + TABLE
+            + ", float[3] g = {1, 1, 1}> { y, n = com.microsoft.EmbedLayerNormalization(i, , words, rows, , g, g) }",
+            7,
+        ),
         # a position in a live tensor is an index
         ("(float[5, 300] x, int64[5, 300] i) => (float[5, 300] y) { y = GatherElements(x, i) }", 5),
     ],

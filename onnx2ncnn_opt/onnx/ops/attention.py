@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Sym, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes.cells import as_symbolic
@@ -190,7 +190,10 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
     items, length = keys.shape[0], keys.shape[2]
     if mask.shape == (items,) and isinstance(length, int):
         mask, limit = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
-    elif mask.rank in (2, 3) and mask.shape[0] == items and mask.shape[-1] == length:
+    elif mask.rank in (2, 3) and mask.shape[0] == items:
+        if mask.shape[-1] != length:
+            reason = f"a mask of shape {shape_text(mask.shape)} for {length} keys"
+            raise im.invalid(reason, [(mask.shape[-1], length)])
         mask, limit = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
     else:
         raise im.refuse(f"a mask of shape {list(mask.shape)}", "give it a 0 or a 1 for each key")

@@ -10,11 +10,15 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.logic import equal
 from onnx2ncnn_opt.onnx.lower.functional.matmul import ProductAttributes, gemm, matmul
-from onnx2ncnn_opt.onnx.lower.functional.norm import layer_norm, rms_norm
+from onnx2ncnn_opt.onnx.lower.functional.norm import layer_norm, normal, rms_norm
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 @onnx_op("Gelu", domain=MICROSOFT, axes="each", errors="one")
@@ -62,6 +66,56 @@ def skip_layer_norm(
     """BinaryOp add and LayerNorm."""
     total = _sum(im, x, skip, b)
     return *layer_norm(im, total, gamma, beta, epsilon=epsilon), total
+
+
+def _embedded(node: NodeView) -> int:
+    """Apply the rule of embeddings: words, segments, masks and positions have items."""
+    operands = 0, 1, 7, 8
+    node.only(*operands)
+    items.require({node.axis(i) for i in operands} <= {0, None})
+    return 0
+
+
+_TABLES = {0: 2, 1: 4, 8: 3}  # of words, segments and positions
+
+
+@onnx_op("EmbedLayerNormalization", domain=MICROSOFT, integers=True, indexes=_TABLES, items=_embedded, errors="input")
+def embed_layer_norm(
+    im: ImportContext,
+    input_ids: Value,
+    segment_ids: Value | None,
+    word_embedding: Value,
+    position_embedding: Value,
+    segment_embedding: Value | None,
+    gamma: Value,
+    beta: Value,
+    mask: Value | None = None,
+    position_ids: Value | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+) -> tuple[Value | None, ...]:
+    """Embeds of words, positions and segments, BinaryOps add, and LayerNorm."""
+    total: Value = gather(im, word_embedding, input_ids)
+    if position_ids is not None:
+        positions = gather(im, position_embedding, position_ids)
+    else:
+        rows, length = position_embedding.shape[0], input_ids.shape[1]
+        im.demand(rows - length, 0)  # the table has a row for each position
+        positions = (
+            Constant(position_embedding.array[:length])
+            if isinstance(position_embedding, Constant) and isinstance(length, int)
+            else crop(im, im.tensor(position_embedding), 0, 0, length)
+        )
+    total = binary(im, BinaryOp.ADD, total, positions)
+    if segment_ids is not None and segment_embedding is not None:
+        total = binary(im, BinaryOp.ADD, total, gather(im, segment_embedding, segment_ids))
+    lengths = None
+    if im.is_used(1):
+        if mask is None:
+            raise im.refuse("its mask_index is used without a mask", "give it a mask")
+        lengths = reduce(im, equal(im, mask, number(1)), "ReduceSum", (1,), 0)
+    return normal(im, "LayerNorm", total, gamma, beta, 2, epsilon), lengths, total
 
 
 @onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, axes="same", items=_skipped)

@@ -40,8 +40,8 @@ def _gathered_elements(node: NodeView) -> int:
     return data
 
 
-onnx_op("Gather", integers=True, moves=(0,), indexes=1, items=_gathered, folds=True)(gather)
-onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=_gathered_elements, folds=True)(
+onnx_op("Gather", integers=True, moves=(0,), indexes={1: 0}, items=_gathered, folds=True)(gather)
+onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes={1: 0}, items=_gathered_elements, folds=True)(
     gather_elements
 )
 

@@ -303,7 +303,7 @@ def _looked_up(node: NodeView) -> int:
     return axis
 
 
-@onnx_op("GatherBlockQuantized", domain=MICROSOFT, integers=True, indexes=1, items=_looked_up)
+@onnx_op("GatherBlockQuantized", domain=MICROSOFT, integers=True, indexes={1: 0}, items=_looked_up)
 def gather_block_quantized(
     im: ImportContext,
     data: Array,

@@ -208,8 +208,11 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         pairs = [(n, m) for n, m in zip(mask.shape, full, strict=False) if n != 1]
         raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", pairs)
     if mask.shape[2:] != full[2:]:
-        sides = im.fixed(full[2:], "a mask that broadcasts to a dynamic length")
-        mask = arithmetic(im, BinaryOp.ADD, mask, Constant(np.zeros(sides, np.float32)))
+        sides = [size for size in full[2:] if isinstance(size, int)]
+        if len(sides) < 2:
+            mask = spread(im, mask, (*mask.shape[:2], *full[2:]))
+        else:
+            mask = arithmetic(im, BinaryOp.ADD, mask, Constant(np.zeros(sides, np.float32)))
     return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else _HEAD_DIMS, [] if mask.shape[0] == 1 else [0])
 
 

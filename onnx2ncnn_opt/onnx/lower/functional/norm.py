@@ -30,7 +30,7 @@ def layer_norm(
 ) -> tuple[Value | None, ...]:
     """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a computed scale."""
     axis = im.axis(axis, x.rank)
-    y, axes = _normal(im, "LayerNorm", x, scale, bias, axis, epsilon), tuple(range(axis, x.rank))
+    y, axes = normal(im, "LayerNorm", x, scale, bias, axis, epsilon), tuple(range(axis, x.rank))
     if not im.is_used(1) and not im.is_used(2):  # the mean, and the reciprocal of the deviation
         return y, None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
@@ -42,12 +42,13 @@ def rms_norm(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
     """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a computed scale."""
-    return _normal(im, "RMSNorm", x, scale, None, im.axis(axis, x.rank), epsilon)
+    return normal(im, "RMSNorm", x, scale, None, im.axis(axis, x.rank), epsilon)
 
 
-def _normal(
+def normal(
     im: ImportContext, kind: str, x: Tensor, scale: Value, bias: Value | None, axis: int, epsilon: float
 ) -> Value:
+    """Return `x` normalised by a layer of this `kind` over the axes from `axis` on, scaled and shifted."""
     shape = im.fixed(x.shape[axis:], "the normalised axes are dynamic", "bind them with --shape")
     gamma, beta = (_of_row(im, param, shape) for param in (scale, bias))
     weights: dict[str, Array] = {}
