@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -214,7 +214,16 @@ def roi_align16(
     if mode == "max" and not isinstance(rois, Constant):
         reason = "mode max in regions that are computed at run time: ncnn averages only"
         raise im.refuse(reason, "use mode avg, or make the regions constant")
-    count = rois.shape[0]
+    images = _image_of_each(im, x, rois.shape[0], batch_indices)
+    is_centred = coordinate_transformation_mode == "half_pixel"
+    if mode == "max" and isinstance(rois, Constant):
+        ends = rois.array.astype(np.float32) * np.float32(attrs.spatial_scale) - np.float32(0.5 if is_centred else 0)
+        return _largest(im, x, images, ends, attrs, is_centred=is_centred)
+    return _averages(im, x, images, rois, attrs, is_centred=is_centred)
+
+
+def _image_of_each(im: ImportContext, x: Tensor, count: Dim, batch_indices: Value) -> Array:
+    """Return the index of the image of each of `count` regions."""
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
         raise im.refuse("the image of each region is known only at run time", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
@@ -223,10 +232,14 @@ def roi_align16(
     images = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if images.shape != (count,) or images.min() < 0 or (isinstance(x.shape[0], int) and images.max() >= x.shape[0]):
         raise im.invalid(f"regions in images {images.tolist()} for {count} regions of {x.shape[0]} images")
-    is_centred = coordinate_transformation_mode == "half_pixel"
-    if mode == "max" and isinstance(rois, Constant):
-        ends = rois.array.astype(np.float32) * np.float32(attrs.spatial_scale) - np.float32(0.5 if is_centred else 0)
-        return _largest(im, x, images, ends, attrs, is_centred=is_centred)
+    return images
+
+
+def _averages(
+    im: ImportContext, x: Tensor, images: Array, rois: Value, attrs: _RoiAttributes, *, is_centred: bool
+) -> Tensor:
+    """Return the average in each cell of each region."""
+    count = len(images)
     image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(images.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
