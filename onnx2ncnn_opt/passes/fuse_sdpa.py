@@ -52,7 +52,7 @@ def attention() -> Iterator[Op]:
     scores = product, times(product, "scale"), op("Scale", "scale", _is_by_head, bias_term=0)(product)
     capped = [times(op("TanH", "cap")(score)) for score in scores]
     capped += [add(score, "mask") for cap in capped for score in (cap, mul(cap, "rows"))]
-    for logits in (*scores, *(add(score, "mask") for score in scores), *_weighted(product, "mask"), *capped):
+    for logits in (*scores, *(add(score, "mask") for score in scores), *_weighted(product), *capped):
         yield op("MatMul", "root")(_softmax(logits, -1), "v")
 
 
@@ -76,10 +76,10 @@ def turned_attention() -> Iterator[Op]:
         yield op("MatMul", "root")(op("Permute", "turned", order_type=_LAST_TWO)(_softmax(logits, -2)), "v")
 
 
-def _weighted(scores: Op, mask: str) -> Iterator[Op]:
+def _weighted(scores: Op) -> Iterator[Op]:
     """Yield the scores times a number, plus the mask, in one layer."""
-    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, mask)
-    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][:-1]] == [1], op_type=Eltwise.SUM)(mask, scores)
+    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, "mask")
+    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][:-1]] == [1], op_type=Eltwise.SUM)("mask", scores)
 
 
 def _factor(product: Layer, scale: Layer | None) -> float:
