@@ -299,13 +299,15 @@ def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Di
 
 def _is_sum_of_mask(value: onnx_ir.Value | None) -> bool:
     """Return True if a number is the sum of an input, perhaps minus 1."""
+    is_sum = False
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type not in ("ReduceSum", "Sub", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
+        if node.op_type not in (
+            ("Cast",) if is_sum else ("ReduceSum", "Sub", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+        ):
             return False
+        is_sum = is_sum or node.op_type == "ReduceSum"
         value = node.inputs[0]
-        if node.op_type == "ReduceSum":
-            return value is not None and value.is_graph_input()
-    return False
+    return is_sum and value is not None and value.is_graph_input()
 
 
 @onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)
