@@ -1,10 +1,10 @@
 """Patterns for parts of expanded activations: products and sums with a number, in every spelling."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, UnaryOp
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 
 # Operators that are linear in a blob if the other operand is constant; a quotient is linear in its dividend only.
@@ -72,6 +72,11 @@ def mul(a: Pattern, b: Pattern) -> Op:
         return layer.computes(Eltwise.PROD) or layer.computes(BinaryOp.MUL, scalar=False)
 
     return op(("BinaryOp", "Eltwise"), where=fits)(a, b)
+
+
+def multiplied(x: Blob, number: float, name: str, outputs: Sequence[Blob] = ()) -> Layer:
+    """Return a BinaryOp that multiplies a blob by a number."""
+    return Layer("BinaryOp", name, [x], outputs, {"op_type": BinaryOp.MUL, "with_scalar": 1, "b": number})
 
 
 def add(a: Pattern, b: Pattern) -> Op:

@@ -3,7 +3,7 @@ from math import pi, sqrt
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import add, close, factor, mul, negated, plus, times
+from onnx2ncnn_opt.passes._linear import add, close, factor, mul, multiplied, negated, plus, times
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
@@ -72,8 +72,7 @@ def _scaled(gelu: Layer, scale: Layer | None) -> Layer | list[Layer]:
     if scale is None or close(factor(scale), 0.5):
         return gelu
     gelu.outputs = (Blob(f"{scale.output.name}_gelu", scale.output.shape, scale.output.batch),)
-    params = {"op_type": BinaryOp.MUL, "with_scalar": 1, "b": 2 * factor(scale)}
-    return [gelu, Layer("BinaryOp", scale.name, [gelu.output], (), params)]
+    return [gelu, multiplied(gelu.output, 2 * factor(scale), scale.name)]
 
 
 @rewrite(*_ERF, exact=False)

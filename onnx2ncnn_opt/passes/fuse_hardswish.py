@@ -1,6 +1,5 @@
-from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import close, factor, mul, offset, plus, times
+from onnx2ncnn_opt.passes._linear import close, factor, mul, multiplied, offset, plus, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -37,7 +36,4 @@ def fuse_hardswish(
     if close(rest, 1.0):
         return [swish]
     swish = swish.having(outputs=[Blob(f"{clip.output.name}_hardswish")])
-    return [
-        swish,
-        Layer("BinaryOp", scale.name, [swish.output], (), {"op_type": BinaryOp.MUL, "with_scalar": 1, "b": rest}),
-    ]
+    return [swish, multiplied(swish.output, rest, scale.name)]

@@ -1,6 +1,5 @@
-from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import factor, mul, times
+from onnx2ncnn_opt.passes._linear import factor, mul, multiplied, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -17,9 +16,8 @@ def fuse_quickgelu(x: Blob, scaled: Layer, sigmoid: Layer) -> list[Layer]:
     c = factor(scaled)
     require(1 / _LARGEST <= abs(c) <= _LARGEST, f"'{scaled.name}' multiplies by {c:.3g}")
     large, swish = Blob(scaled.output.name, x.shape, x.batch), Blob(sigmoid.output.name, x.shape, x.batch)
-    times_number = {"op_type": BinaryOp.MUL, "with_scalar": 1}
     return [
-        Layer("BinaryOp", scaled.name, [x], [large], {**times_number, "b": c}),
+        multiplied(x, c, scaled.name, [large]),
         Layer("Swish", sigmoid.name, [large], [swish]),
-        Layer("BinaryOp", f"{sigmoid.name}_scale", [swish], (), {**times_number, "b": 1 / c}),
+        multiplied(swish, 1 / c, f"{sigmoid.name}_scale"),
     ]
