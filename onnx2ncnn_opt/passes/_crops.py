@@ -30,8 +30,10 @@ def ends_cut(crop: Layer) -> Ranges | None:
 
     The axes may be dynamic.
     """
+    if not _is_plain(crop):
+        return None
     before, after = crop.input.shape, crop.output.shape
-    if not _is_plain(crop) or before is None or after is None or not len(crop["starts"]) == len(crop["axes"]) > 0:
+    if before is None or after is None or not len(crop["starts"]) == len(crop["axes"]) > 0:
         return None
     removed: dict[int, tuple[int, int]] = {}
     for start, axis in zip(crop["starts"], crop["axes"], strict=True):
