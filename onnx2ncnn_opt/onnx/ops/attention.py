@@ -188,18 +188,23 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
     if mask is None:
         return None
     items, length = keys.shape[0], keys.shape[2]
-    if mask.shape == (items,) and isinstance(length, int):
-        mask, limit = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
+    limit: Value = number(0)
+    if mask.shape == (items,):
+        mask = im.reshape(mask, (items, 1, 1, 1))
+        if isinstance(length, int):
+            limit = Constant(np.arange(length, dtype=np.float32))
+        else:
+            limit = sdpa.positions(im, 0, length, 0)
     elif mask.rank in (2, 3) and mask.shape[0] == items:
         if mask.shape[-1] != length:
             reason = f"a mask of shape {shape_text(mask.shape)} for {length} keys"
             raise im.invalid(reason, [(mask.shape[-1], length)])
-        mask, limit = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
+        mask = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length))
     else:
         raise im.refuse(f"a mask of shape {list(mask.shape)}", "give it a 0 or a 1 for each key")
-    if isinstance(mask, Constant):
-        return Constant(np.where(mask.array > limit, 0, hidden).astype(np.float32))
-    return where(im, greater(im, mask, Constant(limit)), number(0), number(hidden))
+    if isinstance(mask, Constant) and isinstance(limit, Constant):
+        return Constant(np.where(mask.array > limit.array, 0, hidden).astype(np.float32))
+    return where(im, greater(im, mask, limit), number(0), number(hidden))
 
 
 def _causal(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: Dim) -> Value | None:
