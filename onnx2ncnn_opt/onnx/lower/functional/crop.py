@@ -165,26 +165,51 @@ def from_front(im: ImportContext, indices: Array, size: int) -> Array:
 
 
 def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor:
-    steps, size = {b - a for a, b in pairwise(indices)}, x.shape[axis]
-    shape: Shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
-    if len(steps) <= 1 and 0 not in steps and isinstance(size, int):
-        step = steps.pop() if steps else 1
-        stop = indices[-1] + (1 if step > 0 else -1)
-        return sliced(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
-    rows, count, step = _rows(indices)
-    if 1 < rows <= step and isinstance(size, int) and 0 <= indices[0] <= size - step * count:
-        # Strided rows with consecutive starts, as in torch's unfold: [0, 2, 4, 1, 3, 5] is a transposed [3, 2].
-        laid_out = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
-        patches = im.tensor(im.reshape(laid_out, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
-        few = sliced(im, patches, axis + 1, 0, rows, 1)
-        transposed = few.transpose([*range(axis), axis + 1, axis, *range(axis + 2, few.rank)])
-        return im.tensor(im.reshape(transposed, shape))
+    """Return the elements by the first method that fits the indices."""
+    return (
+        _by_slice(im, x, axis, indices)
+        or _by_strided_rows(im, x, axis, indices)
+        or _by_repeats(im, x, axis, indices, lookup)
+        or _by_runs(im, x, axis, indices, lookup)
+    )
+
+
+def _by_slice(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor | None:
+    """Pick indices with equal steps."""
+    steps = {b - a for a, b in pairwise(indices)}
+    if len(steps) > 1 or 0 in steps or not isinstance(x.shape[axis], int):
+        return None
+    step = steps.pop() if steps else 1
+    stop = indices[-1] + (1 if step > 0 else -1)
+    return sliced(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
+
+
+def _by_strided_rows(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor | None:
+    """Pick rows with consecutive starts, as in torch's unfold: [0, 2, 4, 1, 3, 5] is a transposed [3, 2]."""
+    size, (rows, count, step) = x.shape[axis], _rows(indices)
+    if not 1 < rows <= step or not isinstance(size, int) or not 0 <= indices[0] <= size - step * count:
+        return None
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    laid_out = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
+    patches = im.tensor(im.reshape(laid_out, (*before, count, step, *after)))
+    few = sliced(im, patches, axis + 1, 0, rows, 1)
+    transposed = few.transpose([*range(axis), axis + 1, axis, *range(axis + 2, few.rank)])
+    return im.tensor(im.reshape(transposed, (*before, len(indices), *after)))
+
+
+def _by_repeats(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor | None:
+    """Pick indices that all come the same number of times in a row."""
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
-    if 1 < times < len(indices) and indices == np.repeat(indices[::times], times).tolist():
-        column = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
-        copies = repeated(im, column, [times if a == axis + 1 else 1 for a in range(column.rank)])
-        return im.tensor(im.reshape(copies, shape))
-    flat = np.array(indices)
+    if not 1 < times < len(indices) or indices != np.repeat(indices[::times], times).tolist():
+        return None
+    column = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
+    copies = repeated(im, column, [times if a == axis + 1 else 1 for a in range(column.rank)])
+    return im.tensor(im.reshape(copies, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+
+
+def _by_runs(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor:
+    """Pick runs of consecutive indices; `lookup` if there are too many."""
+    flat, size = np.array(indices), x.shape[axis]
     cuts = np.flatnonzero((np.diff(flat) != 1) | (flat[1:] == 0)) + 1  # 0 after -1 is at the other end
     runs = [(int(run[0]), run.size) for run in np.split(flat, cuts)]  # first index and count
     if lookup is not None and len(set(runs)) > MOST_RUNS:
