@@ -18,7 +18,7 @@ from onnx2ncnn_opt.onnx.lower.functional.norm import layer_norm, normal, rms_nor
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value
 
 
 @onnx_op("Gelu", domain=MICROSOFT, axes="each", errors="one")
@@ -82,15 +82,15 @@ _TABLES = {0: 2, 1: 4, 8: 3}  # of words, segments and positions
 @onnx_op("EmbedLayerNormalization", domain=MICROSOFT, integers=True, indexes=_TABLES, items=_embedded, errors="input")
 def embed_layer_norm(
     im: ImportContext,
-    input_ids: Value,
-    segment_ids: Value | None,
+    input_ids: Operand,
+    segment_ids: Operand | None,
     word_embedding: Value,
     position_embedding: Value,
     segment_embedding: Value | None,
     gamma: Value,
     beta: Value,
     mask: Value | None = None,
-    position_ids: Value | None = None,
+    position_ids: Operand | None = None,
     *,
     epsilon: float = 1e-12,
     mask_index_type: int = 0,
