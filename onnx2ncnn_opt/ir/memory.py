@@ -100,8 +100,8 @@ def _is_exchangeable(layer: Layer) -> bool:
 
 def _exchange(graph: Graph, layer: Layer) -> None:
     graph.set_inputs(layer, layer.inputs[::-1])
-    if layer.type == "BinaryOp":
-        layer.params["op_type"] = _EXCHANGED[layer["op_type"]]
+    if layer.type == "BinaryOp" and (exchanged := _EXCHANGED[layer["op_type"]]) != layer["op_type"]:
+        layer.params["op_type"] = exchanged
 
 
 class _Pending(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, lower_peak, peak_memory
 from onnx2ncnn_opt.param.splits import Line, list_layers
+from onnx2ncnn_opt.param.text import format_param
 from testing.param_text import net
 from testing.random_layers import RandomNet
 
@@ -108,7 +109,10 @@ def test_operands_that_may_not_change_places(operation: str) -> None:
 
 
 def test_a_good_order_stays() -> None:
-    assert lower_peak(branches("b", "a", "BinaryOp 0=0")) == []
+    graph = branches("b", "a", "BinaryOp")
+    text = format_param(graph)
+    assert lower_peak(graph) == []
+    assert format_param(graph) == text
 
 
 def test_unknown_sizes() -> None:
