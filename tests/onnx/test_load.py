@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.onnx.read.load import load_model
+from testing.models import serialized
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3, 1, 1)
 
@@ -373,3 +374,10 @@ class TestStructure:
         model.graph.input[0].ClearField("type")
         with pytest.raises(ModelError, match="input 'x' is of type unknown"):
             load_model(model)
+
+
+@pytest.mark.parametrize(("parts", "batch"), [("x, y", "1"), ("x, x", "N"), ("x, y, y", "N")])
+def test_only_a_cache_with_new_tokens_binds_the_batch(parts: str, batch: str) -> None:
+    """Images that are one below the other once became a cache."""
+    model = f"(float[N, 2, P, 4] x, float[N, 2, 1, 4] y) => (float[N, 2, Q, 4] z) {{ z = Concat<axis = 2>({parts}) }}"
+    assert [str(info.shape[0]) for info in load_model(serialized(model, 20)).inputs] == [batch] * 2

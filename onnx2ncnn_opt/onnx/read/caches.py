@@ -43,6 +43,8 @@ def is_past(value: onnx_ir.Value) -> bool:
         or (
             node.op_type == "Concat"
             and node.inputs[0] is value
+            and len(node.inputs) == 2
+            and node.inputs[1] is not value
             and node.attributes.get_int("axis", 0) % rank == _SEQUENCE
             and node.outputs[0].is_graph_output()
         )
