@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 
-# Layers that compute integers from integers or sizes.
+# Layers that compute integers from floats or sizes; others do so only from integers.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _LARGEST_INT = 2048
 _LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
@@ -78,7 +78,10 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
     pending = [blob]
     while pending:
         layer = pending.pop().producer
-        if layer is None or layer in reasons or not (layer.has(Trait.MOVES) or layer.type in _CALCULATES):
+        if layer is None or layer in reasons or not layer.inputs:
+            continue
+        is_integer = layer.has(Trait.MOVES) or layer.type in _CALCULATES
+        if not is_integer and not all(ranges.of(x).is_integer for x in layer.inputs):
             continue
         if not all(_is_held(ranges, output) for output in layer.outputs):
             reasons[layer] = reason
