@@ -119,9 +119,12 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
         yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
         for reader in _readers_of_sums(layer.output) if is_limit else ():
             yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
-    is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
-    if is_eps and (divisions := _undefined_at_0(layer.output)):
-        reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
+    least = size if layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX) else 0.0
+    if layer.type == "Clip":
+        least = layer["min"]
+    if 0 < least < SMALLEST and (divisions := _undefined_at_0(layer.output)):
+        verb = "is added" if layer.computes(BinaryOp.ADD, BinaryOp.SUB) else "is the least number"
+        reason = f"{least:.3g} {verb} so that nothing is divided by 0, and fp16 has no number below 6e-08"
         yield from (_Proof(masked, FP32, reason) for masked in (layer, *divisions))
 
 
@@ -229,6 +232,8 @@ def _undefined_at_0(blob: Blob) -> list[Layer]:
 def _is_undefined_at_0(layer: Layer, blob: Blob) -> bool:
     if layer.computes(UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL) or layer.computes(BinaryOp.RDIV, scalar=True):
         return True
+    if layer.type == "Log":
+        return bool(layer["shift"] == 0)
     divides = layer.computes(BinaryOp.DIV, BinaryOp.RDIV, scalar=False)
     return divides and layer.inputs[layer["op_type"] == BinaryOp.DIV] is blob
 

@@ -81,6 +81,21 @@ def test_masks_that_the_graph_proves() -> None:
     assert prove_masks(graph) == {}
 
 
+@pytest.mark.parametrize(
+    ("limit", "user", "count"),
+    [
+        ("Clip a 1 1 x a 0=1e-12 1=3e38", "Log y 1 1 a y", 2),
+        ("BinaryOp a 1 1 x a 0=4 1=1 2=1e-12", "UnaryOp y 1 1 a y 0=15", 2),
+        ("Clip a 1 1 x a 0=1e-12 1=3e38", "Log y 1 1 a y 2=1", 0),
+        ("Clip a 1 1 x a 0=1e-3 1=1e3", "Log y 1 1 a y", 0),
+        ("Clip a 1 1 x a 0=1e-12 1=1", "ReLU y 1 1 a y", 0),
+    ],
+)
+def test_a_limit_that_keeps_zeros_from_a_logarithm(limit: str, user: str, count: int) -> None:
+    graph = net("Input x 0 1 x 0=8 1=8 2=8", limit, user)
+    assert [mask.features for mask in prove_masks(graph).values()] == [FP32] * count
+
+
 def test_a_mask_times_the_lowest_number() -> None:
     graph = Graph()
     x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
