@@ -279,14 +279,20 @@ def _add_128(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
 
 
 def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:
-    """Return a model whose weights stay in its file, to change it and run it from its folder; cut it to `outputs`."""
+    """Return a model to change it and run it from its folder, where its weights stay; cut it to `outputs`.
+
+    Its functions are inlined.
+    """
     import onnx
+    import onnx.inliner
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
     proto = onnx.ModelProto()
     proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
     _sort(proto.graph)
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
     if outputs:
         cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return proto

@@ -1,6 +1,8 @@
 """Models in float64 against ONNX Runtime's float32, and against sums that float32 loses."""
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import RunError
@@ -143,6 +145,16 @@ def test_types_of_other_values_stay() -> None:
     single, exact = both(serialized(graph, 20), random(4, 5))
     assert exact.dtype == np.int64
     assert (single == exact).all()
+
+
+def test_functions_of_the_model() -> None:
+    text = """<ir_version: 9, opset_import: ["": 20, "own": 1]>
+        g (float[2, 3] x) => (float[2, 3] y) <float[2, 2] w = {1e8, 1.0, 0.0, 1.0}> { y = own.product(w, x) }
+        <domain: "own", opset_import: ["": 20]> product (a, b) => (c) { c = MatMul(a, b) }"""
+    data = onnx.parser.parse_model(text).SerializeToString()
+    x = np.array([[1, 1, 1], [0.125, 0.25, 0.5]], np.float32)
+    _, exact = both(data, x)
+    assert exact[0].tolist() == [1e8 + 0.125, 1e8 + 0.25, 1e8 + 0.5]
 
 
 def test_an_output_that_is_an_input_has_no_errors() -> None:
