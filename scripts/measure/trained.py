@@ -1,15 +1,17 @@
 """Convert trained models of public repositories, and compare the estimate for fp16 with devices.
 
-    python -m scripts.measure.trained FOLDER [-k PART] [--on qemu-aarch64 --on vulkan] [--drawn] [--write]
+    OPENBLAS_NUM_THREADS=1 python -m scripts.measure.trained FOLDER [-k PART] [--on qemu-aarch64 --on vulkan]
+        [--drawn] [--write]
 
 fixtures/trained.tsv names the models: repository, path, commit and SHA-256 of the file. FOLDER gets those that it does
 not have, as NAME.onnx, from raw.githubusercontent.com, and the photographs of fixtures/photographs.tsv. Each model is
-converted, and gets its masks, as by the plain command. Then the net runs on the devices in fp16, on inputs that the
-conversion has not seen: photographs in place of drawn pictures, other inputs as the conversion draws them. Nets whose
-outputs have few numbers run on four inputs, because errors of few numbers depend on chance, others on one. The
-reference is ONNX Runtime. Errors are in units of an output's largest value; both are averaged (root mean square) over
-the inputs, as in the estimate. A net has the largest error of its outputs; `within` counts those that are off by 2e-2
-at most. With --drawn no net gets photographs. With --write the table goes to fixtures/measured.
+converted, and gets its masks, as by the plain command. Like this command, use one thread: the last bits of sums may
+decide between masks. Then the net runs on the devices in fp16, on inputs that the conversion has not seen: photographs
+in place of drawn pictures, other inputs as the conversion draws them. Nets whose outputs have few numbers run on four
+inputs, because errors of few numbers depend on chance, others on one. The reference is ONNX Runtime. Errors are in
+units of an output's largest value; both are averaged (root mean square) over the inputs, as in the estimate. A net has
+the largest error of its outputs; `within` counts those that are off by 2e-2 at most. With --drawn no net gets
+photographs. With --write the table goes to fixtures/measured.
 """
 
 import argparse
