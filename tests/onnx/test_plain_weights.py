@@ -19,6 +19,7 @@ _WITHOUT = {
     "quantization": "a scale of 0 is no model",
     "division": "ncnn's x / 0 is NaN",
     "normalization: LayerNormalization: width one": "ncnn adds and takes away 316 times the operand",
+    "contrib: EmbedLayerNormalization": "rows of equal numbers, of which ncnn adds and takes away up to 1e6 times each",
     "normalization: BatchNormalization that trains": "ONNX Runtime writes into equal weights, which it shares",
 }
 
