@@ -58,7 +58,7 @@ _SECOND_INPUT = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
 # Tiny nets run on this many inputs. Errors of few numbers depend on chance, so they run with several noises.
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
 _OTHERS = 2  # further inputs, which confirm masks
-_LARGE_NET = 2**27  # blob elements; a run of such a net takes seconds, so only cheap masks are tried
+_LARGE_NET = 2**26  # blob elements; a run of such a net takes long, so only cheap masks are tried
 
 
 @dataclass(frozen=True)
