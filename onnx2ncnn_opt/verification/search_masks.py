@@ -324,7 +324,8 @@ def _price_of_less(planner: Planner, plan: Plan, effort: float, *, is_enough: bo
         return costly if effort else "--effort thorough looks for more masks"
     notes = []
     if plan.price > USUAL_PRICE:
-        notes.append(f"a budget of {BUDGET:g} takes masks for more than {USUAL_PRICE:.0%} of the multiplications")
+        most = MOST_PRICE if plan.price > MOST_PRICE else USUAL_PRICE
+        notes.append(f"a budget of {BUDGET:g} takes masks for more than {most:.0%} of the multiplications")
     if plan.error > SMALL_ERROR:
         price = planner.price_within(plan, SMALL_ERROR)
         notes.append(f"--budget {SMALL_ERROR:g} would take masks for {price:.0%} of the multiplications")

@@ -175,7 +175,7 @@ def test_an_error_that_makes_a_net_useless_justifies_any_price(added: float, pri
         _, precision = find_masks([estimator])
     assert precision.price == price
     assert (precision.error <= 2e-2) == bool(price)
-    assert f"masks for more than {20 if price else 60}% of the multiplications" in precision.closer
+    assert "masks for more than 60% of the multiplications" in precision.closer
 
 
 @pytest.mark.parametrize(("left", "is_masked"), [(0.09, True), (0.3, False)])
