@@ -119,11 +119,10 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
         yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
         for reader in _readers_of_sums(layer.output) if is_limit else ():
             yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
-    least = size if layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX) else 0.0
-    if layer.type == "Clip":
-        least = layer["min"]
+    is_sum = layer.computes(BinaryOp.ADD, BinaryOp.SUB)
+    least = layer["min"] if layer.type == "Clip" else size if is_sum or layer.computes(BinaryOp.MAX) else 0.0
     if 0 < least < SMALLEST and (divisions := _undefined_at_0(layer.output)):
-        verb = "is added" if layer.computes(BinaryOp.ADD, BinaryOp.SUB) else "is the least number"
+        verb = "is added" if is_sum else "is the least number"
         reason = f"{least:.3g} {verb} so that nothing is divided by 0, and fp16 has no number below 6e-08"
         yield from (_Proof(masked, FP32, reason) for masked in (layer, *divisions))
 

@@ -169,10 +169,16 @@ class Planner:
         while (best := min(self._tried, key=lambda plan: plan.sort_key(targets))).meets(targets):
             if best.is_confirmed or not self._others:
                 break
-            error = joint_error([*self._judges, *self._others], best.features)
-            self._to_other_inputs = max(self._to_other_inputs, error / (best.error or 1.0))
-            self._tried[self._tried.index(best)] = best._replace(error=error, is_confirmed=True)
+            confirmed = self.confirmed(best)
+            self._to_other_inputs = max(self._to_other_inputs, confirmed.error / (best.error or 1.0))
+            self._tried[self._tried.index(best)] = confirmed
         return best
+
+    def confirmed(self, plan: Plan) -> Plan:
+        """Return a plan with its error on all inputs."""
+        if plan.is_confirmed:
+            return plan
+        return plan._replace(error=joint_error([*self._judges, *self._others], plan.features), is_confirmed=True)
 
     def _predicted(self, targets: Sequence[Target], caution: float) -> Plan:
         """Return the cheapest plan for the first target that a plan should meet; else one of a small error."""

@@ -284,7 +284,7 @@ def _mask_errors(
 ) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
     planner = Planner(judges, others)
-    plan, is_enough = _best_plan(planner, [*judges, *others], budget, effort)
+    plan, is_enough = _best_plan(planner, budget, effort)
     if is_enough or plan.error <= _WORTH * joint_error(judges):
         for layer, mask in plan.masks_of(planner.judge):
             found.add(layer, mask.features, mask.reason, mask.largest)
@@ -292,7 +292,7 @@ def _mask_errors(
     return closer, plan.rounding
 
 
-def _best_plan(planner: Planner, judges: Sequence[MaskJudge], budget: float | None, effort: float) -> tuple[Plan, bool]:
+def _best_plan(planner: Planner, budget: float | None, effort: float) -> tuple[Plan, bool]:
     """Return the best plan of a planner, and True if its error is small enough for its price."""
     attempts = 1 + int(effort * (_ATTEMPTS - 1))
     targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
@@ -309,7 +309,7 @@ def _best_plan(planner: Planner, judges: Sequence[MaskJudge], budget: float | No
         return planner.best(targets, attempts), True
     if effort and (costly := planner.best(COSTLY_TARGETS, attempts)).meets(COSTLY_TARGETS):
         return costly, True
-    if joint_error(judges, plan.features) > _USELESS * BUDGET:
+    if planner.confirmed(plan).error > _USELESS * BUDGET:
         costly = planner.best(ANY_PRICE, attempts)
         if costly.error <= _USELESS * BUDGET:
             return costly, True

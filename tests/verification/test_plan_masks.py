@@ -190,6 +190,7 @@ def test_costly_masks_make_fp16_usable_or_stay_away(
         return Plan({layer(graph, "c0"): FP32}, {}, NoiseShares({}, np.zeros(1)), error, price)
 
     monkeypatch.setattr(Planner, "best", best)
+    monkeypatch.setattr(Planner, "confirmed", lambda _, plan: plan)
     monkeypatch.setattr(search_masks, "joint_error", lambda *_: 0.5)
     with Estimator(graph, {graph.inputs[0]: Feed(_X)}) as estimator:
         found, _ = find_masks([estimator])
