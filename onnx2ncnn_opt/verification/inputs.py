@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Sym, named
+from onnx2ncnn_opt.ir.dim import Shape, Sym, named
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -107,6 +107,11 @@ class Draw(NamedTuple):
     spiked: bool = False  # one number of each row is far above the others: softmax gives 0 elsewhere
 
     @property
+    def of_state(self) -> Draw:
+        """The draw of a state, which is no picture or sound: layers such as LSTM keep it about as large as 1."""
+        return self if self.data is None else self._replace(data=None, scale=min(1.0, self.data.scale))
+
+    @property
     def is_unusual(self) -> bool:
         """True for stress tests: 32 bits have to be right on them, 16 bits may be too few."""
         return self.scale > 1 or self.flat is not None
@@ -191,7 +196,7 @@ def draw_inputs(
     with an unsupported type or with more than `most` elements.
     """
     sizes, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
-    uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
+    uses, fed_back = {value.name: Uses.of(value, model) for value in model.graph.inputs}, states(model)
     shapes = {info.name: _shape(info, sizes, most) for info in model.inputs}
     steps = [
         (isinstance(dim, Sym), size)
@@ -199,12 +204,27 @@ def draw_inputs(
         for dim, size in zip(info.shape[1:], shapes[info.name][1:], strict=True)
     ]
     _, longest = max(steps, default=(False, 1))  # a dynamic dimension if there is one
+    drawn: dict[str, Array] = {}
+    for position, info in enumerate(model.inputs):
+        of_input, first = draw.of_state if info.name in fed_back else draw, swept.get(info.name, 0)
+        of_uses, shape = uses[info.name], shapes[info.name]
+        drawn[info.name] = draw_array(dtype_of(info), of_uses, shape, of_input, position, first, longest)
+    return drawn
+
+
+def states(model: LoadedModel) -> set[str]:
+    """Return the inputs that may get an output of the run before: one of their shape, and both are not the first."""
+    outputs = [(info.dtype, info.shape) for info in model.outputs[1:] if info.shape is not None]
     return {
-        info.name: draw_array(
-            dtype_of(info), uses[info.name], shapes[info.name], draw, position, swept.get(info.name, 0), longest
-        )
-        for position, info in enumerate(model.inputs)
+        info.name
+        for info in model.inputs[1:]
+        if any(info.dtype == dtype and _may_equal(info.shape, shape) for dtype, shape in outputs)
     }
+
+
+def _may_equal(shape: Shape, other: Shape) -> bool:
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(isinstance(a, Sym) or isinstance(b, Sym) or a == b for a, b in pairs)
 
 
 def tables(model: LoadedModel) -> dict[str, int]:

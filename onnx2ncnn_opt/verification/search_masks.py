@@ -168,24 +168,18 @@ def find_masks(
     found, closer, given = _Found(masks), "", iter(estimators)
     judge = MaskJudge(next(given), integers)
     with restored_masks(judge.graph):
-        if masks:
-            _mask_large(judge, found)
-        walk = judge.run()
-        for _ in range(_MOST_ROUNDS if masks else 0):
-            if not math.isnan(judge.error()) or not _mask_first_special(judge, walk, found):
-                break
-            walk = judge.run()
+        _mask_overflow([judge], found)
         allowed = budget or BUDGET
         is_costly = budget is None and judge.price() > MOST_PRICE  # with its own masks: the search adds no others
         judges = _judges(judge, given, integers, 0.0 if is_costly else allowed)
-        judge, error, rounding = judges[0], joint_error(judges), 0.0
+        judge, error, rounding = judges[0], _finite_error(judges, found), 0.0
         if masks and error > (budget or SMALL_ERROR) and not is_costly:
             numbers = range(len(judges), len(judges) + _OTHERS)
             others = [MaskJudge(next(given, judge.estimator), integers, judge, at) for at in numbers]
             is_large = effort == "normal" and sum(judge.elements.values()) > _LARGE_NET
             closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS["quick" if is_large else effort][1])
             judges += others
-            error = joint_error(judges)
+            error = _finite_error(judges, found)
         if error > allowed:
             rounding = rounding or largest_error(mean_of([each.rounding() for each in judges]))
             allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
@@ -239,6 +233,26 @@ class _Found(dict[Layer, Mask]):
         mask = Mask(layer.name, layer.type, missing, reason, largest, device)
         self[layer] = self[layer].joined(mask) if layer in self else mask
         layer.params["featmask"] = layer["featmask"] | int(features)
+
+
+def _finite_error(judges: Sequence[MaskJudge], found: _Found) -> float:
+    """Return the joint error of judges, after layers have got masks that overflow on the inputs of some."""
+    error = joint_error(judges)
+    if math.isnan(error):
+        _mask_overflow(judges, found)
+        error = joint_error(judges)
+    return error
+
+
+def _mask_overflow(judges: Sequence[MaskJudge], found: _Found) -> None:
+    """Mask layers whose numbers are too large for fp16 on the inputs of judges."""
+    for judge in judges:
+        _mask_large(judge, found)
+        walk = judge.run()
+        for _ in range(_MOST_ROUNDS):
+            if not math.isnan(judge.error()) or not _mask_first_special(judge, walk, found):
+                break
+            walk = judge.run()
 
 
 def _mask_large(judge: MaskJudge, found: _Found) -> None:

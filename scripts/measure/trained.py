@@ -18,7 +18,7 @@ import argparse
 import hashlib
 import math
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs
+from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs, states
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.pictures import picture_axes
 from onnx2ncnn_opt.verification.plan_masks import BUDGET
@@ -61,13 +61,15 @@ def photographs(folder: Path) -> list[Image.Image]:
     return [Image.open(fetched(folder / name, *source)).convert("RGB") for name, *source in lines]
 
 
-def with_photograph(arrays: dict[str, Array], data: Data, photograph: Image.Image) -> dict[str, Array]:
-    """Return inputs with a photograph, cropped and scaled, in place of each picture of floats."""
+def with_photograph(
+    arrays: dict[str, Array], data: Data, photograph: Image.Image, others: Collection[str]
+) -> dict[str, Array]:
+    """Return inputs with a photograph, cropped and scaled, in place of each picture of floats but for `others`."""
     low, high = data.pixels
     changed = dict(arrays)
     for name, array in arrays.items():
         axes = picture_axes(array.shape)
-        if axes is not None and array.dtype.kind == "f":
+        if axes is not None and array.dtype.kind == "f" and name not in others:
             channels, height, width = (array.shape[axis] for axis in axes)
             image = photograph.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
             pixels = np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, channels) / 255
@@ -90,7 +92,7 @@ def data_of(conversion: Conversion, path: Path, pictures: Sequence[Image.Image] 
     assert draw.data is not None
     for number in range(_INPUTS if numbers <= _FEW_NUMBERS else 1):
         drawn = draw_inputs(conversion.model, sizes, draw=draw._replace(seed=_SEED + number))
-        yield with_photograph(drawn, draw.data, pictures[number]) if pictures else drawn
+        yield with_photograph(drawn, draw.data, pictures[number], states(conversion.model)) if pictures else drawn
 
 
 def errors_of_outputs(conversion: Conversion, inputs: list[dict[str, Array]], worker: NcnnWorker, on: str) -> Array:

@@ -100,6 +100,15 @@ def test_overflow_is_seen_and_masks_undo_it() -> None:
         assert find_masks([estimate])[0] == {}
 
 
+def test_overflow_on_another_input_is_masked() -> None:
+    graph = net(*LENGTH)
+    ordinary, large = (np.full(64, size, np.float32) for size in (10.0, 300.0))
+    with estimator(graph, ordinary) as estimate:
+        found, precision = find_masks([estimate, estimate.on({blob: Feed(large) for blob in graph.inputs})])
+    assert {each.name: mask.features for each, mask in found.items()} == dict.fromkeys(["sq", "sum", "y"], FP32)
+    assert precision.error < 1e-3
+
+
 @pytest.mark.parametrize(("operation", "number"), [(3, 100.0), (8, 20.0), (10, 5.0)], ids=["mean", "L2", "LogSumExp"])
 def test_sums_that_are_too_large_for_gpus_are_masked(operation: int, number: float) -> None:
     graph = net("Input x 0 1 x 0=800", "UnaryOp a 1 1 x a 0=0", f"Reduction y 1 1 a y 0={operation} 1=1 4=1 5=1")

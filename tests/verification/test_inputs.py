@@ -435,10 +435,25 @@ def test_pictures_of_a_batch_differ_in_colours() -> None:
 
 def test_sounds_have_pauses_and_other_inputs_scales() -> None:
     model = loaded(
-        "(float[1, 4000] sound, float[80, 30] z) => (float[1, 4000] y, float[80, 30] w) { y = Relu(sound) w = Relu(z) }"
+        "(float[1, 4000] sound, float[80, 30] z) => (float[1, 4000] y, float[80, 1] w)"
+        "{ y = Relu(sound) w = ReduceSum<axes=[1]>(z) }"
     )
     for data in DATA:
         arrays = draw_inputs(model, draw=Draw(0, plain=True, data=data))
         loud = np.abs(arrays["sound"]).reshape(-1, 100).max(-1)
         assert loud.min() < 0.1 * data.sound < data.sound < loud.max()
         assert arrays["z"].std() == pytest.approx(data.scale, rel=0.1)
+
+
+def test_states_are_neither_pictures_nor_large() -> None:
+    """A state is an input, not the first, that an output of its shape replaces in the next run."""
+    graph = "(float[1, 3, 40, 56] x, float[{0}] h) => (float[{1}] y, float[{2}] n) {{ y = Relu(x) n = Tanh(h) }}"
+    picture = "1, 3, 40, 56"
+    for shapes, is_state in (
+        ((picture,) * 3, True),
+        (("1, 1, 33, 16", picture, "a, b, c, d"), True),
+        (("1, 1, 33, 16", picture, "1, 1, 33, 8"), False),
+    ):
+        for data in DATA:
+            h = draw_inputs(loaded(graph.format(*shapes)), draw=Draw(0, plain=True, data=data))["h"]
+            assert (h.std() == pytest.approx(min(1.0, data.scale), rel=0.1)) == is_state
