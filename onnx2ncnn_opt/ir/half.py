@@ -11,7 +11,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Activation, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.kernels import has_arm_kernel
 from onnx2ncnn_opt.ir.weight import Array
@@ -20,6 +20,7 @@ LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
 COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
+_LONGEST = 4 * (2**16 - 1)  # elements along an axis on a GPU: in groups of four, of which it starts 65,535
 INPUT_MARGIN = 2.0  # numbers may be this many times larger for untried inputs
 
 # Layers whose weights are fp16 if their input is.
@@ -132,6 +133,9 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
     if layer.type == "Permute" and _permutes_odd_channels(layer):
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
         yield Feature.NO_VULKAN, reason, "vulkan"
+    if layer.type != "Input" and any(map(_is_too_long, (*layer.inputs, *layer.outputs))):
+        reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of an axis"
+        yield Feature.NO_VULKAN, reason, "vulkan"
     if crashes_gpus(layer):
         yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
     count = softmax_size(layer, layer.input.shape or ()) if layer.type == "Softmax" else 0
@@ -139,6 +143,16 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
         reason = f"it adds up {count} exponentials in fp16, which counts to {COUNTED}"
         yield FP32, reason, "arm"
         yield Feature.NO_FP16_ARITHMETIC, reason, "vulkan"
+
+
+def _is_too_long(blob: Blob) -> bool:
+    """Return True for a blob that ncnn spoils on GPUs, in 32 bits, too: it does not divide a dispatch (command.cpp).
+
+    Measured on an NVIDIA H100, along w of 1-D blobs, h, and c. The depth counts with the height.
+    """
+    shape = blob.shape or ()
+    sizes = shape if len(shape) < 4 else (shape[0], product(shape[1:3]), shape[3])
+    return any(isinstance(size, int) and size > _LONGEST for size in sizes)
 
 
 def softmax_size(layer: Layer, shape: Shape) -> Dim:

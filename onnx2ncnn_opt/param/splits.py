@@ -114,6 +114,8 @@ def _split_mask(tensor: _BlobNames) -> int:
     layer = tensor.blob.producer
     gives_int8 = layer is not None and "top_blob_int8_scales" in layer.weights  # ncnn uploads no int8 blob to a GPU
     mask = layer["featmask"] & Feature.NO_VULKAN if layer and gives_int8 else 0
+    if tensor.users and all(user["featmask"] & Feature.NO_VULKAN for user in tensor.users):
+        mask |= Feature.NO_VULKAN
     for user in tensor.users:
         if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):
             mask |= user["featmask"] & (FP32 | Feature.NO_BF16_STORAGE)

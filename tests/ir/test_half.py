@@ -100,6 +100,29 @@ def test_a_softmax_of_thousands_of_classes_is_a_fault(classes: Dim, faulty: bool
     assert features == ({"arm": FP32, "vulkan": Feature.NO_FP16_ARITHMETIC} if faulty else {})
 
 
+@pytest.mark.parametrize(
+    ("shape", "faulty"),
+    [
+        ((262_140,), False),
+        ((262_144,), True),
+        ((300_000, 2), True),
+        ((2, 300_000), True),
+        ((3, 512, 512), False),
+        ((262_141, 1, 2), True),
+        ((8, 512, 511, 4), False),
+        ((8, 512, 512, 4), True),
+        ((symbol("N"), 2), False),
+        (None, False),
+    ],
+)
+def test_gpus_do_not_compute_blobs_with_a_long_axis(shape: tuple[Dim, ...] | None, faulty: bool) -> None:
+    for blobs in ((Blob("x", shape), Blob("y", (1,))), (Blob("x", (1,)), Blob("y", shape))):
+        layer = Layer("Reshape", "y", [blobs[0]], [blobs[1]])
+        features = {device: feature for feature, _, device in faulty_kernels(layer)}
+        assert features == ({"vulkan": Feature.NO_VULKAN} if faulty else {})
+    assert [*faulty_kernels(Layer("Input", "x", [], [Blob("x", shape)]))] == []
+
+
 def test_infinite_inputs_have_no_infinite_errors() -> None:
     x = np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)
     x[3, 4, 5] = np.inf

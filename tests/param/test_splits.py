@@ -163,6 +163,15 @@ def test_a_split_in_the_graph_is_seen_through() -> None:
     assert listed(graph) == ["Input -> x", "ReLU x -> b_split", "Split b_split -> b_0 b", "BinaryOp b_0 b_0 -> z"]
 
 
+def test_a_split_for_layers_on_the_cpu_stays_there() -> None:
+    for masks, expected in ((("31=16", "31=16"), 16), (("31=16", ""), 0)):
+        lines = (f"ReLU {name} 1 1 x {name} {mask}" for name, mask in zip("ab", masks, strict=True))
+        (split,) = (
+            line for line in list_layers(parsed("Input x 0 1 x 0=4", *lines).graph).lines if line.type == "Split"
+        )
+        assert split.featmask == expected
+
+
 def test_an_input_cannot_be_returned_under_its_own_name() -> None:
     graph = parsed("Input i 0 1 x", "ReLU r 1 1 x y").graph
     graph.outputs = [*graph.outputs, *graph.inputs]
