@@ -175,13 +175,16 @@ def cost(*chains: Steps) -> tuple[int, int]:
 
 
 def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
-    """Return the layers of the steps, which start at a blob, with the names and origins of the layers `like`."""
+    """Return the layers of the steps, which start at a blob, with the names and origins of the layers `like`.
+
+    Blobs get the names of those of views; other layers compute other values of the model, which keep their names.
+    """
     origin = tuple(layer.traced for layer in like if layer.traced)
-    layers: list[Layer] = []
+    layers, view = list[Layer](), f"{source.name}_view"
     for i, step in enumerate(steps):
         model = like[min(i, len(like) - 1)]
         kind, params = step_layer(step)
-        end = Blob(model.outputs[0].name, None, source.batch)
+        end = Blob(view if step_of(model) is None else model.outputs[0].name, None, source.batch)
         layers.append(Layer(kind, model.name, [source], [end], params, origin=origin))
         assign_shapes(layers[-1])
         source = end

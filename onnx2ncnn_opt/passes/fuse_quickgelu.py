@@ -15,7 +15,7 @@ def fuse_quickgelu(x: Blob, scaled: Layer, sigmoid: Layer) -> list[Layer]:
     """
     c = factor(scaled)
     require(1 / _LARGEST <= abs(c) <= _LARGEST, f"'{scaled.name}' multiplies by {c:.3g}")
-    large, swish = Blob(scaled.output.name, x.shape, x.batch), Blob(sigmoid.output.name, x.shape, x.batch)
+    large, swish = Blob(scaled.output.name, x.shape, x.batch), Blob(f"{sigmoid.output.name}_swish", x.shape, x.batch)
     return [
         multiplied(x, c, scaled.name, [large]),
         Layer("Swish", sigmoid.name, [large], [swish]),

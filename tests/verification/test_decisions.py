@@ -103,6 +103,16 @@ def test_wrong_scores_are_found_though_no_index_differs(tmp_path: Path) -> None:
     assert "'s', which decides it, is off by" in report.outputs[0].message
 
 
+def test_a_blob_has_a_value_of_its_name(worker: NcnnWorker) -> None:
+    """`move_views` reshapes x before the sum, and only the sum is called t."""
+    graph = (
+        "(float x) => (int64[1,1,1] i, float[1,1,1] w) {"
+        " t = Add(x, a) u = Reshape(t, s) v, i = TopK<largest = 0>(u, k) w = Log(v) }"
+    )
+    data = serialized(graph, 17, a=np.array(0.6, np.float32), s=[1, 1, 1], k=[1])
+    assert [row.message for row in lower(data).verify(worker=worker).rows if row.status != "ok"] == []
+
+
 def test_few_right_nets_are_called_wrong() -> None:
     rows = [line.split("\t") for line in OUTCOMES.read_text().splitlines()[1:]]
     assert [row[:2] for row in rows] == [[family, str(seed)] for family in FAMILIES for seed in range(SEEDS)]
