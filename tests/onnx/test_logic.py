@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
-from testing.compared import compare_nodes, model_of
+from testing.compared import compare_nodes, model_of, types
 from testing.models import nodes
 
 COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
@@ -79,6 +79,20 @@ def test_nan_that_is_not_picked_is_gone(fed: bool, shape: tuple[int, ...], masks
     x = np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32)
     inputs, constants = ({"x": x, "m": mask}, {}) if fed else ({"x": x}, {"m": mask})
     compare_nodes(nodes("y = Where(m, x, zero)"), inputs, {**constants, "zero": np.float32(0)}, rel=0)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.5, -2.0])
+@pytest.mark.parametrize("operator", ["Greater", "Less", "GreaterOrEqual", "LessOrEqual"])
+@pytest.mark.parametrize("sides", ["c, t", "t, c"])
+def test_a_choice_between_a_number_and_a_limit_is_min_or_max(operator: str, sides: str, limit: float) -> None:
+    """As in the clamps of Brevitas; with another number than the limit it stays a choice."""
+    chosen = nodes(f"t = MatMul(x, w) m = {operator}(t, c) y = Where(m, {sides})")
+    x, w = np.array([[-3, limit, -1, 0, 2]], np.float32), np.eye(5, dtype=np.float32)
+    conversion = compare_nodes(chosen, {"x": x}, {"c": np.float32(limit), "w": w}, rel=0)
+    assert len(types(conversion)) <= 2 and "Threshold" not in types(conversion)
+    other = nodes(f"t = MatMul(x, w) m = {operator}(t, d) y = Where(m, {sides})")
+    conversion = compare_nodes(other, {"x": x}, {"c": np.float32(limit), "d": np.float32(1), "w": w}, rel=0)
+    assert "Threshold" in types(conversion)
 
 
 NUMBERS_OF: dict[int, Any] = {

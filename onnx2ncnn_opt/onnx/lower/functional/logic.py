@@ -26,7 +26,7 @@ def one_minus(im: ImportContext, x: Value) -> Tensor:
     return im.apply(x, BinaryOp.RSUB, 1.0)
 
 
-def _below(limit: float) -> float:
+def below(limit: float) -> float:
     """Return the next smaller float32 that is not denormal: ncnn flushes these to 0."""
     below = float(np.nextafter(np.float32(limit), np.float32(-np.inf)))
     return -FLT_MIN if limit == 0 else 0.0 if abs(below) < FLT_MIN else below
@@ -37,9 +37,9 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Tensor:
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(b, Constant) and b.scalar is not None and np.isfinite(b.scalar) and isinstance(a, Tensor):
-        return with_rank(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
+        return with_rank(threshold(im, a, below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
-        return with_rank(threshold(im, im.apply(b, UnaryOp.NEG), _below(-a.scalar) if equal else -a.scalar), len(shape))
+        return with_rank(threshold(im, im.apply(b, UnaryOp.NEG), below(-a.scalar) if equal else -a.scalar), len(shape))
     if equal and im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:  # their difference may be NaN
         return _not(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
@@ -75,7 +75,7 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
             side = a if b.scalar > 0 else im.apply(a, UnaryOp.NEG)
             return with_rank(threshold(im, side, FLT_MAX), len(shape)).of_type(BOOL)
         if np.isfinite(b.scalar):
-            return with_rank(between(im, a, _below(b.scalar), b.scalar), len(shape)).of_type(BOOL)
+            return with_rank(between(im, a, below(b.scalar), b.scalar), len(shape)).of_type(BOOL)
     distance = binary(im, BinaryOp.SUB, a, b)
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
         return _not(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b).of_type(BOOL)

@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.gather import pixel_centres, pixels
-from onnx2ncnn_opt.onnx.lower.functional.logic import one_minus
+from onnx2ncnn_opt.onnx.lower.functional.logic import below, one_minus
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
@@ -53,7 +53,7 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
         mask = Constant(condition.array.astype(np.float32))
     else:
         mask = as_float(im, condition)
-        whole = _activation(im, mask, a, b) or _without_nan(im, mask, a, b)
+        whole = _activation(im, mask, a, b) or _bounded(im, mask, a, b) or _without_nan(im, mask, a, b)
         if whole is not None:
             return whole
     if isinstance(a, Constant) and isinstance(b, Constant):
@@ -171,6 +171,24 @@ def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor |
     if inner is x:
         return im.unary(a, "ReLU", slope=factor)
     return im.unary(a, "ELU", alpha=factor) if _is_expm1(inner, x) else None
+
+
+def _bounded(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
+    """Simplify ``where(x > c, c, x)`` to the smaller of x and c, and ``where(x > c, x, c)`` to the larger."""
+    x, bound = (b, a) if isinstance(a, Constant) else (a, b)
+    compared = mask.blob.producer
+    if compared is None or compared.type != "Threshold" or not isinstance(x, Tensor) or x.view != mask.view:
+        return None
+    if not isinstance(bound, Constant) or bound.scalar is None or im.range_of(x).may_be_nan:
+        return None
+    negative = compared.input.producer
+    is_less = negative is not None and negative.computes(UnaryOp.NEG) and negative.input is x.blob
+    if not is_less and compared.input is not x.blob:
+        return None
+    limit = -bound.scalar if is_less else bound.scalar
+    if compared["threshold"] not in (limit, below(limit)):
+        return None
+    return binary(im, BinaryOp.MIN if (bound is a) != is_less else BinaryOp.MAX, x, bound)
 
 
 def _is_expm1(blob: Blob, x: Blob) -> bool:
