@@ -1,5 +1,6 @@
 """Elementwise operators (arithmetic, comparisons, logic) and reductions."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import combinations
@@ -115,6 +116,11 @@ def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: A
     return a - (exact_div(a, b) or a // b) * b
 
 
+def _power(a: Any, b: Any) -> Any:
+    require(b in (1, 2, 3))
+    return math.prod([a] * int(b))
+
+
 def _extreme(of_sizes: Callable[[Dim, Dim], Dim], of_numbers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compute(a: Any, b: Any) -> Any:
         return of_sizes(*whole(a, b)) if is_dynamic(a, b) else plain(of_numbers(a, b))
@@ -168,6 +174,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Add": _arithmetic(lambda a, b: a + b),
     "Sub": _arithmetic(lambda a, b: a - b),
     "Mul": _arithmetic(lambda a, b: a * b),
+    "Pow": _arithmetic(_power),
     "Neg": _elementwise(lambda kind, shape, a: -a),
     "Div": _elementwise(_divided),
     "Mod": lambda x, attributes: _elementwise(partial(_remainder, attributes.get("fmod", 0)))(x, attributes),

@@ -3,17 +3,20 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.codes import Padding
 from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, larger, smaller
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.windows import SIDES
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
-from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
 
@@ -76,11 +79,24 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
             return _reflected(im, x, axis, begin, end)
         raise im.refuse(f"reflecting pads of {begin} and {end}, which may be below 0", "bind sizes with --shape")
     before, after = (at_most(larger(pad, 0)) for pad in (begin, end))
+    if mode == "constant" and math.isfinite(value) and (before is None or after is None):
+        return _pad_without_limit(im, x, axis, begin, end, value)
     if before is None or after is None:
         raise im.refuse(f"pads of {begin} and {end}, which may be any number", "bind sizes with --shape")
     wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
     im.demand(x.shape[axis] + begin + end, 1)
     return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
+
+
+def _pad_without_limit(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, value: float) -> Tensor:
+    """Concatenate the axis and at least one number at each end, and crop the excess, as pads may be 0 or negative."""
+    laid_out, number = im.along(x, [axis]), Constant(np.array(value, np.float32))
+    before, after = (larger(pad, 1) if pad != 0 else 0 for pad in (begin, end))
+    shapes = [tuple(size if a == axis else n for a, n in enumerate(x.shape)) for size in (before, after)]
+    first, last = ([spread(im, number, shape)] if shape[axis] != 0 else [] for shape in shapes)
+    im.demand(x.shape[axis] + begin + end, 1)
+    whole = im.tensor(concat(im, *first, laid_out, *last, axis=axis))
+    return crop(im, whole, axis, before - begin, before + x.shape[axis] + end).of_type(x.dtype)
 
 
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
