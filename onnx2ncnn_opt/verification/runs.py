@@ -220,12 +220,13 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
             sizes = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
+            has_run = problem is not None or any(by_quality)
             try:
-                feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if problem else inputs.LARGEST_INPUT)
+                feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if has_run else inputs.LARGEST_INPUT)
             except UsageError:
-                if problem is None:
+                if not has_run:
                     raise
-                continue  # too large, and smaller ones were refused
+                continue  # too large, and smaller ones were refused or prove nothing
             if below := too_small(manifest, feeds):
                 small = below
                 continue

@@ -297,6 +297,15 @@ def test_a_note_says_that_verification_ran_at_tiny_sizes() -> None:
     assert not fixed.verify(worker=WORKER).notes
 
 
+def test_sizes_that_are_too_large_are_skipped() -> None:
+    """Only rows of up to 21 numbers give outputs with elements; of the sizes tried first, some exceed the memory."""
+    graph = (
+        "(float[a, b, c] x) => (float[d, e] y) <int64[2] begin = {1, -11}, int64[2] end = {99999, 11},"
+        " int64[2] axes = {0, 1}> { t = Flatten<axis = 1>(x) y = Slice(t, begin, end, axes) }"
+    )
+    lower(parsed(graph, 17)).verify(worker=WORKER).check()
+
+
 def test_the_cost_of_dynamic_dimensions() -> None:
     """The token that a ViT puts before its patches is repeated for each image, here also for each row."""
     graph = (
