@@ -232,6 +232,9 @@ def test_noise_is_an_input() -> None:
         ("b", (4,)),
     ]
     assert conversion.verify().ok
+    assert converted_model(parsed(text, 17), conversion.manifest()) == made.model
+    fixed = lower(parsed(text, 17), append="noise-inputs", shapes={"a": (3, 4)})
+    assert fixed.manifest().inputs[1].shape == (3, 4)
     with pytest.raises(UsageError, match="no node of the model draws random numbers"):
         append_decoding(parsed("(float[4] x) => (float[4] y) { y = Relu(x) }", 17), "noise-inputs")
 

@@ -80,7 +80,8 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     """
     is_row, is_noise = isinstance(text, str) and text.startswith(LAST_ROW), text == NOISE_INPUTS
     name, options = (text.removeprefix(LAST_ROW), {}) if is_row or is_noise else _parsed(text)
-    loaded = load_model(source, shapes=shapes)  # which checks that the file is a model, and safe to open
+    # This checks that the file is a model, and safe to open. It has no inputs for noise yet, but `shapes` may.
+    loaded = load_model(source, shapes=None if is_noise else shapes)
     is_path = isinstance(source, (str, os.PathLike))
     proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
     if is_noise:
