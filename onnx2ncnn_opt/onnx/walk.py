@@ -33,6 +33,7 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, output_layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
 from onnx2ncnn_opt.onnx.ops import find, folds, traits_of
+from onnx2ncnn_opt.onnx.read.append import RANDOM
 from onnx2ncnn_opt.onnx.read.binding import LengthInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
@@ -307,6 +308,8 @@ class Walk(ImportContext):
         op = find(node.domain, node.op_type, self.model.opsets.get(node.domain, 1))
         if op is None:
             advice = _ADVICE.get(node.domain, ", but --custom makes it a layer of your own (docs/plugins.md)")
+            if node.op_type in RANDOM and node.graph is self.model.graph:
+                advice = ", but --noise-inputs makes it an input"
             raise Refusal(schema_error(node, self.opset) or f"ncnn has no equivalent of this operator{advice}")
         return op
 
