@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.progress import announce
@@ -128,7 +129,11 @@ class ModelRuns:
         values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
         if manifest is not None and has_tail:
             outputs, self.cut = manifest.compared, manifest.cut
-        self.model = load_converted(source, manifest, shapes=verification.shapes, values=values, outputs=outputs)
+        load = partial(load_converted, source, manifest, shapes=verification.shapes, values=values)
+        self.model = load(outputs=outputs)
+        if manifest is not None and not outputs and (inner := _inner_outputs(manifest, self.model)):
+            outputs = self.cut = inner
+            self.model = load(outputs=outputs)
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
         self._runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
@@ -326,6 +331,15 @@ class _ModelJudge:
         if mode != "fp32" and is_wrong(rows):
             rows = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
         return rows
+
+
+def _inner_outputs(manifest: Manifest, model: LoadedModel) -> tuple[str, ...]:
+    """Return the net's outputs if it was converted up to inner values of the model (`--outputs`), else none."""
+    names = tuple(entry.name for entry in manifest.outputs)
+    if manifest.tail or manifest.caches or {info.name for info in model.outputs}.issuperset(names):
+        return ()
+    values = {value.name for node in model.graph for value in node.outputs}
+    return names if values.issuperset(names) else ()
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:

@@ -121,6 +121,13 @@ def test_a_broken_model_is_not_a_failed_verification(tmp_path: Path) -> None:
 CONVERTED = ("model.onnx", "model.ncnn.param", "model.ncnn.bin")
 
 
+def test_a_net_up_to_inner_values(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }")
+    run_well(tmp_path, "convert", "model.onnx", "--outputs", "b,a", "--no-verify")
+    ended = run_well(tmp_path, "verify", *CONVERTED)
+    assert [words[:2] for words in ended.lines("output")] == [["b", "ok"], ["a", "ok"]]
+
+
 def test_the_manifest_beside_the_net_is_used(folder: Path) -> None:
     path = folder / "model.ncnn.json"
     ended = run_well(folder, "verify", *CONVERTED)
