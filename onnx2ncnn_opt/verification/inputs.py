@@ -86,8 +86,13 @@ class Data(NamedTuple):
     letters: bool = False  # in pictures
 
 
-# Exported models take pixels divided by 255, normalised numbers, or bytes.
-DATA = (Data((0, 1), 0.3, 1.0), Data((-2.1, 2.6), 0.03, 0.1), Data((0, 255), 3e3, 10.0))
+# Exported models take pixels divided by 255, around 0 as MediaPipe's, normalised as torchvision's, or bytes.
+DATA = (
+    Data((0, 1), 0.3, 1.0),
+    Data((-1, 1), 0.3, 1.0),
+    Data((-2.1, 2.6), 0.03, 0.1),
+    Data((0, 255), 3e3, 10.0),
+)
 
 
 class Draw(NamedTuple):
