@@ -173,7 +173,7 @@ HOSTILE = {
 def test_a_hostile_device_is_one_error_and_takes_no_memory(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_PATIENCE", 0.2)
+    monkeypatch.setattr(child, "_PATIENCE", 0.05)
     (tmp_path / "sent").write_bytes(GREETING + HOSTILE[title])
     goes_on = "tr '\\\\n' x < /dev/zero | tr '\\\\0' x" if "endless" in title else "sleep 60"
     command = script(tmp_path, f"cat {tmp_path / 'sent'}", f"({goes_on}) & cat > /dev/null; wait")
