@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,24 @@ def load_converted(
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
     inputs = manifest.model_inputs if set(outputs) - set(manifest.cut) else manifest.inputs
     converted = {entry.name: entry.shape for entry in inputs if not entry.length} | dict(shapes or {})
+    load = partial(load_model, model, shapes=converted, values=bound)
     try:
-        return load_model(model, shapes=converted, values=bound, outputs=outputs or manifest.cut)
+        loaded = load(outputs=outputs or manifest.cut)
+        inner = _inner_outputs(manifest, loaded)
+        return load(outputs=inner) if inner and not outputs else loaded
     except UsageError as error:
         if shapes or values:
             raise
         raise UsageError(f"the manifest belongs to another model: {error}") from None
+
+
+def _inner_outputs(manifest: Manifest, model: LoadedModel) -> tuple[str, ...]:
+    """Return the net's outputs if it was converted up to inner values of the model (`--outputs`), else none."""
+    names = tuple(entry.name for entry in manifest.outputs)
+    if manifest.tail or manifest.caches or {info.name for info in model.outputs}.issuperset(names):
+        return ()
+    values = {value.name for node in model.graph for value in node.outputs}
+    return names if values.issuperset(names) else ()
 
 
 def any_feeds(

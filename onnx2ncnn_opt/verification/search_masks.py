@@ -162,8 +162,8 @@ def find_masks(
 
     The estimators have the same net on several inputs, and small nets run on more of them. Overflow and errors on these
     inputs decide about masks. `large` inputs only show layers that overflow there. `integers` are outputs. `masks` says
-    for which devices; with False the net keeps its own. The layers do not get the masks here, but
-    by `put_masks`. Raises RunError if ncnn cannot run the net.
+    for which devices; with False the net keeps its own. The layers do not get the masks here, but by `put_masks`.
+    Raises RunError if ncnn cannot run the net.
     """
     found, closer, given = _Found(masks), "", iter(estimators)
     judge = MaskJudge(next(given), integers)

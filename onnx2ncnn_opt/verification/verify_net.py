@@ -17,7 +17,6 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.progress import announce
@@ -129,11 +128,9 @@ class ModelRuns:
         values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
         if manifest is not None and has_tail:
             outputs, self.cut = manifest.compared, manifest.cut
-        load = partial(load_converted, source, manifest, shapes=verification.shapes, values=values)
-        self.model = load(outputs=outputs)
-        if manifest is not None and not outputs and (inner := _inner_outputs(manifest, self.model)):
-            outputs = self.cut = inner
-            self.model = load(outputs=outputs)
+        self.model = load_converted(source, manifest, shapes=verification.shapes, values=values, outputs=outputs)
+        if manifest is None or not manifest.tail:
+            outputs = self.cut = self.model.cut
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
         self._runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
@@ -333,15 +330,6 @@ class _ModelJudge:
         return rows
 
 
-def _inner_outputs(manifest: Manifest, model: LoadedModel) -> tuple[str, ...]:
-    """Return the net's outputs if it was converted up to inner values of the model (`--outputs`), else none."""
-    names = tuple(entry.name for entry in manifest.outputs)
-    if manifest.tail or manifest.caches or {info.name for info in model.outputs}.issuperset(names):
-        return ()
-    values = {value.name for node in model.graph for value in node.outputs}
-    return names if values.issuperset(names) else ()
-
-
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
     """Return the model's outputs to compute: without caches, and only up to the cut; none means all."""
     return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
@@ -397,7 +385,7 @@ def net_feeds(
     compared = manifest.compared if manifest else ()
     loaded = load_converted(model, manifest, shapes=options.shapes, values=options.values, outputs=compared)
     feeds = any_feeds(model, loaded, manifest, feeds=options.feeds, seed=options.seed)
-    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _computed_outputs(manifest)}
+    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _computed_outputs(manifest) or loaded.cut}
     reference = OrtRunner(model, threads=None, timeout=options.timeout, **fixed).run_any(feeds)
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:

@@ -126,6 +126,7 @@ def test_a_net_up_to_inner_values(tmp_path: Path) -> None:
     run_well(tmp_path, "convert", "model.onnx", "--outputs", "b,a", "--no-verify")
     ended = run_well(tmp_path, "verify", *CONVERTED)
     assert [words[:2] for words in ended.lines("output")] == [["b", "ok"], ["a", "ok"]]
+    run_well(tmp_path, "mixed", *CONVERTED, "-o", "net")
 
 
 def test_the_manifest_beside_the_net_is_used(folder: Path) -> None:

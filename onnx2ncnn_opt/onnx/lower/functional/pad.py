@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
 
@@ -79,9 +79,9 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
             return _reflected(im, x, axis, begin, end)
         raise im.refuse(f"reflecting pads of {begin} and {end}, which may be below 0", "bind sizes with --shape")
     before, after = (at_most(larger(pad, 0)) for pad in (begin, end))
-    if mode == "constant" and math.isfinite(value) and (before is None or after is None):
-        return _pad_without_limit(im, x, axis, begin, end, value)
     if before is None or after is None:
+        if mode == "constant" and math.isfinite(value):
+            return _pad_without_limit(im, x, axis, begin, end, value)
         raise im.refuse(f"pads of {begin} and {end}, which may be any number", "bind sizes with --shape")
     wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
     im.demand(x.shape[axis] + begin + end, 1)
@@ -91,11 +91,13 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
 def _pad_without_limit(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, value: float) -> Tensor:
     """Concatenate the axis and at least one number at each end, and crop the excess, as pads may be 0 or negative."""
     laid_out, number = im.along(x, [axis]), Constant(np.array(value, np.float32))
+
+    def filled(size: Dim) -> list[Value]:
+        return [spread(im, number, (*x.shape[:axis], size, *x.shape[axis + 1 :]))] if size != 0 else []
+
     before, after = (larger(pad, 1) if pad != 0 else 0 for pad in (begin, end))
-    shapes = [tuple(size if a == axis else n for a, n in enumerate(x.shape)) for size in (before, after)]
-    first, last = ([spread(im, number, shape)] if shape[axis] != 0 else [] for shape in shapes)
     im.demand(x.shape[axis] + begin + end, 1)
-    whole = im.tensor(concat(im, *first, laid_out, *last, axis=axis))
+    whole = im.tensor(concat(im, *filled(before), laid_out, *filled(after), axis=axis))
     return crop(im, whole, axis, before - begin, before + x.shape[axis] + end).of_type(x.dtype)
 
 
