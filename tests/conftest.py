@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
-from contextlib import ExitStack
-from dataclasses import replace
+from collections import Counter
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from testing.conformance import Harness
@@ -43,6 +43,32 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests of a `device` on the target of --on; else on this machine's CPU, and on Vulkan."""
+    if "device" in metafunc.fixturenames:
+        on = metafunc.config.getoption("--on")
+        here = [pytest.param(None, id="CPU"), pytest.param("vulkan", marks=pytest.mark.needs("Vulkan"))]
+        metafunc.parametrize("device", [on] if on else here, indirect=True, scope="module")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave a test out if the machine lacks what it needs."""
+    for mark in item.iter_markers("needs"):
+        from testing.machine import lack
+
+        for name in mark.args:
+            if reason := lack(name):
+                pytest.skip(f"{name} ({reason})")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was not run."""
+    lacked = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    if lacked:
+        tests = ", ".join(f"{name}: {count}" for name, count in sorted(lacked.items()))
+        terminalreporter.write_line(f"not run here, and how many tests: {tests}", yellow=True)
+
+
 @pytest.fixture(scope="session")
 def worker(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
     """The ncnn process of this run."""
@@ -55,23 +81,26 @@ def worker(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
 
 
 @pytest.fixture(scope="module")
-def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, NcnnWorker]]:
-    """The devices: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
-    from onnx2ncnn_opt.errors import RunError, UsageError
+def device(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
+    """The ncnn process of a device."""
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-    from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+    from onnx2ncnn_opt.runtime.targets import find_target
 
-    on = request.config.getoption("--on")
-    targets = {on: find_target(on)} if on else {"CPU": LOCAL, "Vulkan": replace(LOCAL, vulkan=True)}
-    with ExitStack() as stack:
-        found = {name: stack.enter_context(NcnnWorker(target)) for name, target in targets.items()}
-        try:
-            if not on:
-                found["Vulkan"].checked(["fp32"])
-        except (RunError, UsageError) as error:
-            warnings.warn(f"nothing runs on Vulkan here: {error}", stacklevel=1)
-            found.pop("Vulkan")
-        yield found
+    with NcnnWorker(find_target(request.param)) as worker:
+        yield worker
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="interface", marks=pytest.mark.needs("C++")),
+        pytest.param(False, id="headers", marks=pytest.mark.needs("C++", "ncnn's headers")),
+    ]
+)
+def compiles(request: pytest.FixtureRequest) -> Callable[[Path], None]:
+    """Compile a program of `example` against the parts of ncnn's interface that it uses, or ncnn's own headers."""
+    from testing.programs import INTERFACE, compile_against, find_headers
+
+    return partial(compile_against, INTERFACE if request.param else find_headers())
 
 
 @pytest.fixture(scope="session")

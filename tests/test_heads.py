@@ -6,7 +6,7 @@ Of the heads in turn, one of SOME's two forms is verified, or both with --thorou
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import files as files_of
 from pathlib import Path
 
@@ -21,8 +21,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
-from testing.programs import compiles
-from testing.tails import COMPILER, Library, same_bits
+from testing.tails import Library, same_bits
 
 HEADS = sorted((Path(__file__).parents[1] / "fixtures" / "heads").glob("*.onnx"))
 # Of each head one exporter with fixed sizes, the other with dynamic ones.
@@ -83,7 +82,7 @@ def tails() -> dict[str, tuple[Path, Program]]:
     return found
 
 
-@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.needs("C++")
 def test_headers_give_the_same_bits(tmp_path: Path) -> None:
     """NumPy, the compiled header and the printed NumPy agree on the model's own numbers, and on random ones."""
     programs = tails()
@@ -151,9 +150,8 @@ def test_a_detector_with_numpy_and_ncnn_alone(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.load(tmp_path / name), expected["output0"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", ["yolov10.ts", "rtdetr-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
-def test_the_printed_cpp_program_compiles(name: str, tmp_path: Path) -> None:
+def test_the_printed_cpp_program_compiles(name: str, tmp_path: Path, compiles: Callable[[Path], None]) -> None:
     path = next(path for path in HEADS if path.stem == name)
     lower(path).save(tmp_path / "my net")
     for options in ([], ["-o", "main.cpp"]):

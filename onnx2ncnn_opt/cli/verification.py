@@ -77,12 +77,12 @@ def _is_dead(report: VerifyReport) -> bool:
 
 
 def _stores_only(checked: str) -> bool:
-    return checked.startswith("x86") and "fp16" in checked
+    return "fp16 storage" in checked
 
 
 def stored_note(report: VerifyReport | None) -> list[str]:
-    """Return a note if a net ran in fp16 on an x86 CPU."""
-    note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
+    """Return a note if a net ran in fp16 on a CPU without fp16 arithmetic: x86, or ARM before v8.2."""
+    note = "note: in fp16 this CPU only stores some weights in 16 bits, and computes in fp32; --on takes other devices"
     return [note] if report and _stores_only(report.checked) else []
 
 

@@ -50,6 +50,8 @@ class NcnnServer(Server):
         self.libc: Any = None  # glibc, once it keeps freed memory
         greeting = {"ncnn": getattr(ncnn, "__version__", "0"), "machine": platform.machine()}
         self.vulkan = bool(config["vulkan"])
+        if not self.vulkan and not getattr(ncnn, "cpu_support_arm_asimdhp", int)():  # the caller refuses older versions
+            greeting["fp16"] = "fp16 storage"
         if self.vulkan:
             greeting["gpu"] = self.gpu()
         return greeting

@@ -57,6 +57,7 @@ class Target:
         """Describe the machine of a worker's greeting and the modes for users."""
         machine = "Vulkan" if self.vulkan else _MACHINES.get(greeting["machine"], greeting["machine"])
         note = greeting.get("gpu", self.note)
+        modes = [greeting.get(mode, mode) for mode in modes]
         return f"{machine} {', '.join(modes)}{f' ({note})' if note else ''}"
 
 

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from testing.conformance import Case, collect
 from testing.models import parsed
-from testing.tails import COMPILER, Library, merged, same_bits
+from testing.tails import Library, merged, same_bits
 
 # What a conformance case has that no tail has: text, sequences, other modes, types of fewer than 8 bits.
 LEAST = 400
@@ -65,7 +65,7 @@ def test_conformance_in_numpy() -> None:
     assert wrong == []
 
 
-@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.needs("C++")
 def test_cpp_has_the_same_bits(tmp_path: Path) -> None:
     whole = merged([program for _, program in programs()])
     feeds: dict[str, Any] = {}

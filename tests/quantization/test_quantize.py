@@ -1,6 +1,5 @@
 """Nets of int8 on real ncnn: what they cost in accuracy, what stays float, and data that does not fit."""
 
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -96,6 +95,7 @@ def test_verification_on_the_data_and_beyond_it(tmp_path: Path) -> None:
     assert not any("--inputs" in note for note in report.notes)
 
 
+@pytest.mark.needs("Vulkan")
 def test_a_net_for_a_gpu_is_right_there(tmp_path: Path) -> None:
     onnx.save(cnn(), tmp_path / "model.onnx")
     made = quantize(tmp_path / "model.onnx", data(), every=True, on="vulkan")
@@ -381,7 +381,7 @@ def test_times_of_another_machine(param: Path) -> None:
     assert all(row.seconds[1] > 0 for row in found.layers)
 
 
-@pytest.mark.skipif(not shutil.which("qemu-x86_64-static"), reason="there is no qemu-x86_64-static")
+@pytest.mark.needs("other x86 CPUs")
 def test_a_table_of_kernels_decides_for_an_emulated_machine(param: Path) -> None:
     found = quantize(param, data(), on="qemu-x86_64:Haswell").result
     assert "by a table of kernels for x86-64" in found.times

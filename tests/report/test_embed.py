@@ -1,6 +1,7 @@
 """Nets as C++ headers: the arrays hold the files, and ncnn computes the same from them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import ncnn  # type: ignore[import-untyped]
@@ -16,7 +17,6 @@ from onnx2ncnn_opt.report.example import example
 from testing.command import refused, run_well
 from testing.exports import ROOT
 from testing.models import parsed
-from testing.programs import compiles
 
 
 def array(net: EmbeddedNet, name: str) -> bytes:
@@ -77,12 +77,8 @@ def test_custom_layers_and_feature_masks_stay(tmp_path: Path) -> None:
         ("UnaryOp", {"op_type": 7, "featmask": 7}),
         ("#256", {0: 4}),
     ]
-    (tmp_path / "net3net.mem.h").write_text(net.mem)
-    (tmp_path / "net3net.id.h").write_text(net.ids)
     program = example(made.manifest(), files.param, files.bin, language="cpp", embedded=net)
     assert "net.register_custom_layer(net3net_id::TYPE_My_Layer, My_Layer_layer_creator);" in program
-    (tmp_path / "main.cpp").write_text(program)
-    compiles(tmp_path / "main.cpp")
 
 
 def test_names_that_are_no_identifiers_stay_apart(tmp_path: Path) -> None:
@@ -91,15 +87,25 @@ def test_names_that_are_no_identifiers_stay_apart(tmp_path: Path) -> None:
     assert sorted(net.blobs.items()) == [("a.b", "n_id::BLOB_a_b_1"), ("a/b", "n_id::BLOB_a_b")]
 
 
+def with_a_custom_layer(folder: Path) -> None:
+    text = "(float[1, 8] x) => (float[1, 8] y) { a = Abs(x) y = made.up.Op(a) }"
+    lower(parsed(text, 17), custom=["made.up::Op=My.Layer"]).save(folder / "net")
+
+
 def test_the_command_writes_three_files(tmp_path: Path) -> None:
-    lower(parsed("(float[1, 8] x) => (float[1, 8] y) { y = Abs(x) }", 17)).save(tmp_path / "net")
+    with_a_custom_layer(tmp_path)
     (tmp_path / "app").mkdir()
     ended = run_well(tmp_path, "example", "net", "--cpp", "--embed", "-o", "app/main.cpp")
     assert ended.out.split() == ["wrote:", "app/main.cpp", "wrote:", "app/net.mem.h", "wrote:", "app/net.id.h"]
     program = (tmp_path / "app" / "main.cpp").read_text()
     assert "net.load_param(net_param_bin) != net_param_bin_size || net.load_model(net_bin) != net_bin_size" in program
     assert "ex.input(net_id::BLOB_x, in0)" in program
-    compiles(tmp_path / "app" / "main.cpp")
+
+
+def test_the_program_of_three_files_is_compiled(tmp_path: Path, compiles: Callable[[Path], None]) -> None:
+    with_a_custom_layer(tmp_path)
+    run_well(tmp_path, "example", "net", "--cpp", "--embed", "-o", "main.cpp")
+    compiles(tmp_path / "main.cpp")
 
 
 @pytest.mark.parametrize("options", [["--cpp"], ["--python", "-o", "main.py"]])

@@ -1,4 +1,4 @@
-"""The page in a real browser. conftest.py leaves this file out where there is none, and says so."""
+"""The page in a real browser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,8 @@ from testing.browser import Page, browser, find_browser
 from testing.pages import HOSTILE, record
 
 LAYERS = 2000
+
+pytestmark = pytest.mark.needs("browser")
 
 
 @pytest.fixture(scope="module")

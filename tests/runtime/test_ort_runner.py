@@ -1,4 +1,3 @@
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,10 +104,9 @@ def test_weights_stay_in_the_file_of_a_model_that_is_changed(is_link: bool, tmp_
         np.testing.assert_allclose(found["y"], found["b"] + c, rtol=1e-6)
 
 
-PROCESSORS = ["this machine", *(["Haswell"] if shutil.which("qemu-x86_64-static") else [])]
-
-
-@pytest.fixture(scope="module", params=PROCESSORS)
+@pytest.fixture(
+    scope="module", params=["this machine", pytest.param("Haswell", marks=pytest.mark.needs("other x86 CPUs"))]
+)
 def processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run ONNX Runtime on this machine's CPU, and on an emulated one that has no VNNI."""
     if request.param != "Haswell":

@@ -22,7 +22,8 @@ from onnx2ncnn_opt.runtime import base, child, targets
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
+from onnx2ncnn_opt.runtime.targets import MODES, find_target
+from testing import present
 from testing.handmade import CRASH, ENDLESS, RELU, raw, write_net
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
@@ -265,6 +266,8 @@ def test_ssh_asks_for_no_password_and_takes_no_options_for_a_host() -> None:
     assert target.command[-3:] == ("--", "pi@board", "python3")
     assert "BatchMode=yes" in target.command
     assert target.described({"machine": "aarch64"}, ["fp32", "fp16"]) == "aarch64 fp32, fp16 (pi@board)"
+    old = {"machine": "aarch64", "fp16": "fp16 storage"}
+    assert target.described(old, ["fp32", "fp16"]) == "aarch64 fp32, fp16 storage (pi@board)"
 
 
 def ssh_hosts(folder: Path, port: int) -> list[str]:
@@ -288,10 +291,9 @@ def ssh_hosts(folder: Path, port: int) -> list[str]:
     return [f"-o{option}" for option in (*options, "StrictModes=no", "UsePAM=no", "PidFile=none")]
 
 
+@pytest.mark.needs("ssh")
 def test_nets_run_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
-    if server is None or shutil.which("ssh") is None:
-        return  # which .ci/run says
+    server = present(shutil.which("sshd"))  # sshd demands its whole path
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         options = ssh_hosts(tmp_path, free.getsockname()[1])
@@ -348,13 +350,16 @@ def test_another_x86_cpu_runs_this_python(tmp_path: Path, monkeypatch: pytest.Mo
         find_target("qemu-x86_64")
 
 
-def test_vulkan_runs_or_names_the_missing_driver(tmp_path: Path) -> None:
-    with NcnnWorker(Target(LOCAL.command, vulkan=True)) as worker:
-        try:
-            worker.start()
-        except UsageError as error:
-            assert "mesa-vulkan-drivers" in str(error)  # noqa: PT017  either is right, as the machine has it
-            return
+def test_a_missing_driver_of_vulkan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.setenv(name, "/none")
+    with NcnnWorker(find_target("vulkan")) as worker, pytest.raises(UsageError, match="mesa-vulkan-drivers"):
+        worker.start()
+
+
+@pytest.mark.needs("Vulkan")
+def test_vulkan_runs(tmp_path: Path) -> None:
+    with NcnnWorker(find_target("vulkan")) as worker:
         checked = worker.checked(["fp32"])
         [y] = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker).run({"x": X}).values()
     np.testing.assert_array_equal(y, np.maximum(X, 0))

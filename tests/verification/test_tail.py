@@ -15,7 +15,6 @@ from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.verification.tail import undecided
 from testing.models import parsed
 from testing.op_cases import fill_weights
-from testing.tails import COMPILER
 
 HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
 
@@ -87,7 +86,7 @@ def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert "mismatch" in statuses(conversion)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.needs("C++")
 def test_a_wrong_template_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification compiles the header, and compares it with NumPy."""
     conversion, op = head("yolov10.dyn"), TAIL_OPS["TopK"]

@@ -513,7 +513,7 @@ def test_meaning_of_fp16_on_x86() -> None:
     for checked, estimated, has_note in (
         ("x86-64 fp32", ", fp16 estimated", False),
         ("aarch64 fp32, fp16 (qemu)", "", False),
-        ("x86-64 fp32, fp16", ", fp16 estimated", True),
+        ("x86-64 fp32, fp16 storage", ", fp16 estimated", True),
     ):
         report = VerifyReport((row,), 0, checked=checked)
         said = f"ok: net agrees with model (relative error 1.0e-06; {checked}{estimated})"
