@@ -1,6 +1,6 @@
 """Cutting a part out of a graph, and removing unused layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Shape, by_axis, is_fixed
@@ -22,17 +22,17 @@ def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> N
         after = computed_from(graph, starts.values()) - {*starts.values()}
         graph.outputs = [blob for blob in graph.outputs if blob in after]
     new = {name: _input(graph, name, blob) for name, blob in starts.items() if not blob.is_input}
-    drop_unused(graph, inputs=True)
+    drop_unused(graph, but=())
     for name, blob in {**starts, **new}.items():
         if blob.producer is None or blob.producer.graph is not graph or not blob.uses:
             wanted = ", ".join(output.name for output in graph.outputs)
             raise UsageError(f"--start {name}: the net does not need it to compute {wanted}")
 
 
-def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
-    """Remove the layers whose outputs are all unused; Input layers only with `inputs`."""
+def drop_unused(graph: Graph, *, but: Collection[str] = ("Input",)) -> None:
+    """Remove the layers whose outputs are all unused, but layers of some types."""
     for layer in reversed(graph):
-        if (inputs or layer.type != "Input") and not layer.is_used:
+        if layer.type not in but and not layer.is_used:
             graph.remove(layer)
 
 

@@ -48,12 +48,12 @@ WINDOWS = {
     "Slice from the end": ("3,b,2", {"b": 3}, "y = Slice(x, start, minus_two, one)"),
     "a roll": (
         "3,b,2",
-        {"b": 2},
+        {},
         "p = Slice(x, one, end, one) q = Slice(x, start, one, one) y = Concat<axis = 1>(p, q)",
     ),
     "a roll by Mod": (
         "3,b,2",
-        {"b": 3},
+        {"b": 2},
         "n = Shape<start = 1, end = 2>(x) at = Mod(minus_two, n) p = Slice(x, at, n, one)"
         " q = Slice(x, start, at, one) y = Concat<axis = 1>(p, q)",
     ),

@@ -54,16 +54,19 @@ class ImportContext(TensorBuilder, ABC):
         minima = {call: b for call, a, b in pairs if any(at_least(a - b - gap, 0) for gap in nonnegative)}
         return size.subs(minima) if minima else size
 
+    def is_known(self, size: Dim, least: int) -> bool:
+        """Return True if a size is `least` or more, for all sizes that the recorded demands leave."""
+        left = {str(dim): dim + (low - 1) for dim, low in self._minimum.items()}
+        return at_least(substituted(substituted(size, self._sums), left), least)
+
     def try_demand(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more once its only dimension is large enough, and demand that minimum."""
-        size = substituted(size, self._sums)
-        if isinstance(size, int):
-            return size >= least
-        if at_least(size.subs({str(dim): dim + (low - 1) for dim, low in self._minimum.items()}), least):
+        if self.is_known(size, least):
             return True
-        name, *others = sorted(size.names())
-        if others:
+        size = substituted(size, self._sums)
+        if isinstance(size, int) or len(size.names()) > 1:
             return False
+        [name] = size.names()
         # (h - 1)//2 is 2 or more from h = 5 on.
         more = bisect(range(LARGEST_SIZE), False, key=lambda n: at_least(size.subs({name: symbol(name) + n}), least))
         if more < LARGEST_SIZE:

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir import dim
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, larger, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
@@ -111,8 +111,10 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     if isinstance(x, Constant):
         x = Constant(np.broadcast_to(x.array, [1 if isinstance(size, Sym) else size for size in shape]))
         return x if x.shape == shape else spread(im, im.tensor(x), shape)
+    if 0 in shape:
+        return im.empty(shape, x.dtype)
     x = with_rank(x, len(shape))
-    pairs = list(zip(x.shape, shape, strict=True))
+    pairs, one = list(zip(x.shape, shape, strict=True)), x
     x = repeated(im, x, [target if size == 1 and isinstance(target, int) else 1 for size, target in pairs])
     for axis, (size, target) in enumerate(pairs):
         is_dynamic = isinstance(size, Sym) or isinstance(target, Sym)
@@ -120,7 +122,11 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
             row = im.tensor(Constant(np.ones(target, np.float32))) if isinstance(target, int) else im.ones(target)
             along = unsqueeze(im, row, tuple(range(1, len(shape) - axis)))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
-    return x
+
+    def longer(axis: int) -> Tensor | None:
+        return im.tensor(spread(im, one, (*shape[:axis], larger(shape[axis], 1), *shape[axis + 1 :])))
+
+    return im.note_longer(x, longer) if x.blob is not one.blob else x
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:

@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import known, shape_text
+from onnx2ncnn_opt.ir.dim import known, shape_text, sum_of
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
-from onnx2ncnn_opt.onnx.lower.functional.crop import split
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, split
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_layout
 from onnx2ncnn_opt.onnx.read.given import solved
@@ -29,6 +29,8 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
         return xs[0]
+    if (cropped := _cropped(im, xs, axis)) is not None:
+        return cropped
     constants = [x.array for x in xs if isinstance(x, Constant)]
     if len(constants) == len(xs):
         return Constant(np.concatenate(constants, axis))
@@ -51,6 +53,21 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     axes = [next(filter(None, groups), ()) for groups in zip(*(view.axes for view in views), strict=True)]
     axes[whole] = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
+
+
+def _cropped(im: ImportContext, xs: Sequence[Value], axis: int) -> Value | None:
+    """Join operands of which one may be empty at run time: join a longer one, and crop the excess; None if none may."""
+    for i, x in enumerate(xs):
+        size = x.shape[axis]
+        # A slice [5:] of n elements is of n - 5, which may be negative.
+        longer = im.longer(x, axis) if im.is_known(size, 0) and not im.is_known(size, 1) else None
+        if longer is not None:
+            count = i + 1 if i else len(xs)
+            whole = im.tensor(concat(im, *xs[:i], longer, *xs[i + 1 : count], axis=axis))
+            start = 0 if i else longer.shape[axis] - size
+            cropped = crop(im, whole, axis, start, start + sum_of(part.shape[axis] for part in xs[:count]))
+            return concat(im, cropped, *xs[count:], axis=axis)
+    return None
 
 
 def _check_shapes(im: ImportContext, operands: Sequence[Value | SymbolicTensor], axis: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import PadMode
-from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, product, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, larger, product, smaller
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
@@ -87,16 +87,27 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
     """Return the elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
     if not x.view.axes[axis]:
         return x  # size 1
+    size = x.shape[axis]
     if isinstance(start, int) and isinstance(end, int):
-        is_single = end == start + 1 > 0 and isinstance(x.shape[axis], int)
+        is_single = end == start + 1 > 0 and isinstance(size, int)
         laid_out, dim, inner = sliceable(im, x, axis, is_single)
         last = end if end == TO_END else end * inner
         blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=(last,), axes=(dim,))
-        return Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim] if inner == 1 else 1), x.dtype)
-    laid_out, dim, _ = sliceable(im, x, axis)
-    [starts, ends], others = im.size_expressions([(start,), (end,)], laid_out.blob)
-    blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
-    return Tensor(blob, resized(laid_out.view, axis, end - start), x.dtype)
+        view = resized(laid_out.view, axis, blob.known_shape[dim] if inner == 1 else 1)
+    else:
+        laid_out, dim, _ = sliceable(im, x, axis)
+        [starts, ends], others = im.size_expressions([(start,), (end,)], laid_out.blob)
+        blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
+        view = resized(laid_out.view, axis, end - start)
+
+    def longer(other: int) -> Tensor | None:
+        if other != axis:
+            return None if (whole := im.longer(x, other)) is None else crop(im, whole, axis, start, end)
+        bounds = (at if isinstance(at, Sym) or at >= 0 else size + (at != TO_END) * at for at in (start, end))
+        first, last = (smaller(bound, top) for bound, top in zip(bounds, (size - 1, size), strict=True))
+        return crop(im, x, axis, first, larger(last, first + 1))
+
+    return im.note_longer(Tensor(blob, view, x.dtype), longer)
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
