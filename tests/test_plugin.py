@@ -27,8 +27,8 @@ def net(folder: Path) -> None:
     lines = (
         "Input data 0 1 data 0=4 1=3 2=2",
         "MyLayer m 1 1 data a 0=2",
-        "TanH t 1 1 a b",
-        "TanH u 1 1 b c",
+        "UnaryOp t 1 1 a b 0=0",
+        "UnaryOp u 1 1 b c 0=0",
         "Bias i 1 1 c out 0=2",
     )
     write_net(folder, *lines, weights=raw(rng.standard_normal(2), [0.25, 0.5]), stem="in")
@@ -50,13 +50,13 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     install_plugin(tmp_path, python_of_the_page(), passes="PASSES", layers="MY_LAYER")
     ended = optimize(tmp_path)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.lines("rewrite") == [["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"]]
-    assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
+    assert ended.lines("rewrite") == [["fuse_my_abs:", "UnaryOp", "'t'", "+", "UnaryOp", "'u'", "=>", "UnaryOp", "'u'"]]
+    assert (tmp_path / "out.param").read_text().count("UnaryOp") == 1
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
     listed = run(tmp_path, "passes", **with_plugin(tmp_path))
-    assert listed.out.split()[0] == "fuse_my_tanh"
-    assert optimize(tmp_path, "--skip", "fuse_my_tanh").lines("rewrite") == []
-    assert optimize(tmp_path, "--only", "fuse_my_tanh").code == 0
+    assert listed.out.split()[0] == "fuse_my_abs"
+    assert optimize(tmp_path, "--skip", "fuse_my_abs").lines("rewrite") == []
+    assert optimize(tmp_path, "--only", "fuse_my_abs").code == 0
 
 
 def test_without_the_plug_in(tmp_path: Path) -> None:
@@ -66,15 +66,25 @@ def test_without_the_plug_in(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "the custom layer 'm' (MyLayer) may have weights" in ended.err
     assert optimize(tmp_path, "--custom", "MyLayer:p0").code == 0
-    assert "fuse_my_tanh" not in run(tmp_path, "passes").out
+    assert "fuse_my_abs" not in run(tmp_path, "passes").out
 
 
 def test_convert_knows_the_passes(tmp_path: Path) -> None:
-    install_plugin(tmp_path, python_of_the_page(), passes="PASSES")
-    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Tanh(x) y = Tanh(t) }")
+    site = install_plugin(tmp_path, python_of_the_page(), passes="PASSES")
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Abs(x) y = Abs(t) }")
+    run_well(tmp_path, "convert", "model.onnx", **site)
+    assert (tmp_path / "model.ncnn.param").read_text().count("UnaryOp") == 1
+    convert(tmp_path, "--no-optimize")
+    assert (tmp_path / "model.ncnn.param").read_text().count("UnaryOp") == 2
+
+
+def test_a_pass_that_makes_a_layer_of_an_unknown_type(tmp_path: Path) -> None:
+    code = python_of_the_page().replace("second.having(", 'second.having(type="MyTwice", ')
+    site = install_plugin(tmp_path, code, passes="PASSES")
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Abs(x) y = Abs(t) }")
     convert(tmp_path)
-    assert "MyTanhTwice" in (tmp_path / "model.ncnn.param").read_text()
-    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", **with_plugin(tmp_path))
+    assert "MyTwice" in (tmp_path / "model.ncnn.param").read_text()
+    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", **site)
     assert failed.code == 3  # ncnn does not have the layer
     assert not list(tmp_path.glob("other*"))
 
@@ -118,6 +128,22 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
     refused = run(tmp_path, *CONVERT)
     assert refused.code == 1
     assert "made.up::Gain 'a', made.up::Twice 'b': ncnn has no equivalent of this operator" in refused.err
+
+
+FUNCTION = (
+    "(float[1, 8] x) => (float[1, 8] y) { t = made.up.Twice(x) y = Relu(t) }"
+    ' <domain: "made.up", opset_import: ["": 18]> Twice (x) => (y) { y = BODY }'
+)
+
+
+def test_a_function_with_an_importer(tmp_path: Path) -> None:
+    """ncnn runs the importer's layers, and ONNX Runtime the function's body."""
+    site = install_plugin(tmp_path, python_of_the_page().replace("my.domain", "made.up"), ops="OPS", layers="MY_LAYER")
+    write_model(tmp_path, FUNCTION.replace("BODY", "Add(x, x)"))
+    run_well(tmp_path, "convert", "model.onnx", "--no-optimize", **site)
+    assert "0=2 1=1 2=2.0" in " ".join((tmp_path / "model.ncnn.param").read_text().split())
+    write_model(tmp_path, FUNCTION.replace("BODY", "Exp(x)"))
+    assert run(tmp_path, "convert", "model.onnx", **site).code == 3
 
 
 OUR_RELU = """

@@ -465,10 +465,9 @@ class _Request:
 
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
         """Import the model; load it from its source unless it is `loaded`."""
-        entry_points.installed_ops()
-        custom = parse_custom(self.custom)
+        importers, custom = entry_points.installed_ops(), parse_custom(self.custom)
         if loaded is None:
-            opaque = {(op.domain, op.name) for op in custom}
+            opaque = {(op.domain, op.name) for op in (*importers, *custom)}
             loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **self.bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
             sha256 = file_hash(Path(self.model))

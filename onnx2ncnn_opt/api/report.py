@@ -83,7 +83,7 @@ class Report:
         check_options(path=path)
         target = Path(path)
         with all_or_nothing(target) as (staged,):
-            staged.write_text(self.html(), encoding="utf-8")
+            staged.write_text(self.html(), "utf-8", "backslashreplace")
         return target
 
 

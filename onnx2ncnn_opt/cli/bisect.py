@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @option.given_options
 @option.draw_options
 @option.run_options
-@output_options()
+@output_options
 @option.verification_option
 def bisect(
     output: Output,

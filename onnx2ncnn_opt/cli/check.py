@@ -32,7 +32,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
 @click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown ($GITHUB_STEP_SUMMARY).")
 @report_option
-@output_options()
+@output_options
 def check(
     output: Output, file: Path, junit: Path | None, markdown: Path | None, report: ReportFile, **options: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, quantize_to
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
@@ -107,7 +108,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @option.negative_option("--no-optimize", "optimize", "Skip all passes.")
 @option.verbose_option
 @report_option
-@output_options()
+@output_options
 @option.verification_option
 def convert(
     output: Output,
@@ -152,8 +153,7 @@ def convert(
     with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # starts on another core
         from onnx2ncnn_opt.api.lower import Files
 
-        prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
-        make_folder(prefix or "")
+        prefixes = targets(models, lambda model: _prefix(model, prefix, split), prefix)
         for model, path in prefixes.items():
             check_targets(astuple(Files.of(path)), {"the model": model})
         options |= {
@@ -300,10 +300,11 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
     return name, None if axis == "none" else int(axis)
 
 
-def _prefix(model: Path, prefix: str | None) -> Path:
+def _prefix(model: Path, prefix: str | None, split: str | None) -> Path:
     stem = model.name.removesuffix(".onnx").removesuffix(".pt2")
     if prefix is None:
         return model.with_name(stem)
     check_prefix(prefix, _ENDINGS)
     path = Path(prefix.removesuffix(".ncnn"))
-    return path / stem if is_folder(prefix) else path
+    is_own = split is not None and not prefix.endswith(os.sep)  # the folder of the three nets
+    return path / stem if is_folder(prefix) and not is_own else path

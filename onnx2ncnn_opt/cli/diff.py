@@ -20,7 +20,7 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
     help="The weights of both.  [default: A.bin and B.bin beside them]",
 )
 @layers_option
-@output_options()
+@output_options
 def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...]) -> None:
     """Show which layers, parameters and weights differ between two ncnn nets.
 

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.errors import UsageError
     is_flag=True,
     help="For apps without files: write the net next to the C++ program, as headers with arrays and constants.",
 )
-@output_options(quiet=False)
+@output_options
 def example(
     output: Output, path: Path, language: str, shapes: dict[str, list[int]], file: Path | None, embed: bool
 ) -> None:
@@ -55,6 +55,6 @@ def example(
     with all_or_nothing(*files) as staged:
         for part, text in zip(staged, files.values(), strict=True):
             part.write_bytes(text.encode())
-    if not output.as_json:
+    if not (output.as_json or output.quiet):
         click.echo("".join(f"wrote: {path}\n" for path in files) or program, nl=False)
     output.fields |= {"language": language, "program": program}

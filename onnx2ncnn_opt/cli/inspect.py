@@ -13,7 +13,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 @click.command(short_help="Show the contents of a model or net.")
 @click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @binding_options
-@output_options(quiet=False)
+@output_options
 def inspect(output: Output, file: Path, shapes: dict[str, list[int | str]], values: dict[str, Any]) -> None:
     """Show the contents of an .onnx, .pt2 or .param file.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @manifest_option
 @given_options
 @place_options
-@output_options()
+@output_options
 @verification_option
 def mixed(
     output: Output,

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 
 
 @click.command(short_help="List the ONNX operators that can be converted.")
-@output_options(quiet=False)
+@output_options
 def ops(output: Output) -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
     from onnx2ncnn_opt.entry_points import installed_ops

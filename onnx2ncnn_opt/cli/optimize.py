@@ -15,7 +15,7 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import UsageError
 
@@ -60,7 +60,7 @@ _PARAM = (".param", ".param.bin")
 @option.layers_option
 @option.verbose_option
 @report_option
-@output_options()
+@output_options
 @option.verification_option
 def optimize(
     output: Output,
@@ -89,7 +89,6 @@ def optimize(
     nets = _nets(files)
     folder = Path(prefix) if is_folder(prefix) else None
     prefixes = targets(nets, lambda param: folder / bin_beside(param).stem if folder else Path(prefix), prefix)
-    make_folder(prefix)
     for param, path in prefixes.items():
         sources = {"the input": param, "the input's weights": nets[param]}
         for as_binary in (False, True) if binary is None else (binary,):

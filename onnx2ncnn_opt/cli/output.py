@@ -78,20 +78,16 @@ def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         output.command = ctx.info_name
 
 
-def output_options(*, quiet: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the options --json and --quiet; the command gets its `Output` as first argument."""
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options --json and --quiet; the command gets its `Output` as first argument."""
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_output(*args: Any, **options: Any) -> Any:
-            context = click.get_current_context()
-            output = context.ensure_object(Output)
-            output.command = context.info_name
-            return command(output, *args, **options)
+    @functools.wraps(command)
+    def with_output(*args: Any, **options: Any) -> Any:
+        context = click.get_current_context()
+        output = context.ensure_object(Output)
+        output.command = context.info_name
+        return command(output, *args, **options)
 
-        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _set_flag}
-        as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **flag)
-        be_quiet = click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **flag)
-        return as_json(be_quiet(with_output) if quiet else with_output)
-
-    return decorate
+    flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _set_flag}
+    as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **flag)
+    return as_json(click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **flag)(with_output))

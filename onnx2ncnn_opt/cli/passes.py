@@ -6,7 +6,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 
 
 @click.command(short_help="List the optimisation passes, in their order.")
-@output_options(quiet=False)
+@output_options
 def passes(output: Output) -> None:
     """List the optimisation passes, in the order in which they run, those of plug-ins first."""
     from onnx2ncnn_opt.entry_points import pipeline

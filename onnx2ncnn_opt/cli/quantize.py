@@ -81,7 +81,7 @@ quantization_options = all_of(
 @on_option
 @click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none meets the budget.")
 @click.option("-v", "--verbose", is_flag=True, help="List all layers.")
-@output_options()
+@output_options
 def quantize(
     output: Output,
     net: Path,

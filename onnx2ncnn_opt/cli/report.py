@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @manifest_option
 @given_options
 @run_options
-@output_options()
+@output_options
 @verification_option
 def report(
     output: Output,

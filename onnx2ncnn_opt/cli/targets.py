@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,6 @@ from onnx2ncnn_opt.errors import UsageError
 def is_folder(prefix: str) -> bool:
     """Return True if -o is a folder: an existing one, or a path that ends with a separator."""
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
-
-
-def make_folder(prefix: str) -> None:
-    """Make the folder of -o if it ends with a separator; the end of the command removes it if it is empty."""
-    folder = Path(prefix)
-    if prefix.endswith(os.sep) and not folder.exists() and folder.parent.is_dir():
-        try:
-            folder.mkdir()
-        except OSError as error:
-            raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
-        click.get_current_context().call_on_close(lambda: _remove_empty(folder))
 
 
 def _remove_empty(folder: Path) -> None:
@@ -58,9 +48,18 @@ def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: 
 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
-    """Raise UsageError before the work if a result cannot be written, or would overwrite a source."""
+    """Raise UsageError before the work if a result cannot be written, or would overwrite a source.
+
+    A missing folder is made if its own folder exists; the end of the command removes it if it is empty.
+    """
     for path in paths:
         folder = path.parent
+        if not folder.exists() and folder.parent.is_dir():
+            try:
+                folder.mkdir()
+            except OSError as error:
+                raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
+            click.get_current_context().call_on_close(partial(_remove_empty, folder))
         if not folder.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {folder}")
         if not os.access(folder, os.W_OK | os.X_OK):

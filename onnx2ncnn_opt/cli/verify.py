@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @option.effort_option
 @option.tolerance_options
 @report_option
-@output_options()
+@output_options
 @option.verification_option
 def verify(
     output: Output,

@@ -457,6 +457,6 @@ def _c(text: str) -> str:
     """Return a string literal of C."""
     escaped = "".join(
         chr(byte) if (chr(byte).isalnum() and byte < 128) or chr(byte) in " _./:-+" else f"\\{byte:03o}"
-        for byte in text.encode()
+        for byte in text.encode(errors="surrogateescape")  # a path may have any bytes
     )
     return f'"{escaped}"'

@@ -41,7 +41,7 @@ class NcnnNet:
         with open(param, "rb") as file:
             self.is_binary = file.read(len(BINARY_MAGIC)) == BINARY_MAGIC
         for step, path in ((net.load_param_bin if self.is_binary else net.load_param, param), (net.load_model, bin)):
-            code = step(path)
+            code = step(os.fsencode(path))  # pybind11 takes no str with bytes that are not UTF-8
             if code != 0:
                 raise RuntimeError(f"{step.__name__} returned {code}")
         if self.is_binary:

@@ -121,7 +121,7 @@ class NcnnWorker(Worker):
         """Return the peak memory of the process in bytes, None if unknown; `restart` first resets the peak."""
         with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
             child.send({"do": "memory", "restart": restart})
-            bytes: int | None = child.receive(bytes=int | None)["bytes"]
+            bytes: int | None = child.receive(bytes=int | None).get("bytes")
             return bytes
 
     def file(self, path: Path) -> str:

@@ -119,6 +119,8 @@ class OrtRunner:
         data_folder = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
             folder, model = data_folder, bytes(read_model(model, outputs).SerializeToString())
+        elif isinstance(model, Path) and "\\udc" in ascii(model):  # it takes no name that is not UTF-8
+            folder, model = data_folder, model.read_bytes()
         if unsigned := _without_int8(model, weights=False):
             folder, model = data_folder, unsigned
         self._model, self._folder, self._number = model, folder, self._numbered(model)

@@ -61,7 +61,7 @@ def without_weights(path: Path) -> bytes:
         try:
             if not path.is_symlink():
                 return _without_tensors(data, 0, len(data), "model", path.name, _DEEPEST, _INITIALIZERS)
-        except Malformed:  # protobuf gives the error
+        except (Malformed, UnicodeEncodeError):  # protobuf gives the error, or takes no such name
             pass
         return bytes(data)
 
