@@ -35,7 +35,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     )
     (tmp_path / "ncnn-check.toml").write_text('models = ["a.onnx"]\n')
     assert "a shard is i/n" in run(tmp_path, "check", "--shard", "2").err
-    assert "there is no folder" in run(tmp_path, "check", "--junit", "none/out.xml").err
+    assert "there is no folder" in run(tmp_path, "check", "--junit", "no/one/out.xml").err
 
 
 def test_the_printed_program_runs(small: Path) -> None:

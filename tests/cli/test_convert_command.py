@@ -111,15 +111,15 @@ def test_passes_can_be_left_out(small: Path, option: tuple[str, ...]) -> None:
 def test_a_folder_as_prefix(small: Path) -> None:
     assert run(small, "convert", "model.onnx", "--skip", "what", "--no-verify", "-o", "nets/").code == 2
     assert names(small) == {"model.onnx"}
-    for prefix in ("nets/", "nets"):
+    for prefix in ("nets/", "nets", "more/model"):
         assert run(small, "convert", "model.onnx", "--no-verify", "-o", prefix).code == 0
-        assert names(small / "nets") == net_files("model")
+        assert names(small / prefix.split("/")[0]) == net_files("model")
 
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
-        ("missing/net", "there is no folder missing"),
+        ("missing/one/net", "there is no folder missing/one"),
         ("missing/one/", "there is no folder missing"),
         ("/proc/one/", "cannot make the folder /proc/one"),
         ("model.onnx/net", "there is no folder model.onnx"),
@@ -388,6 +388,17 @@ def test_an_ascii_locale(tmp_path: Path) -> None:
     assert "mod\\xebl.ncnn.param" in ended.out
 
 
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    name, graph = os.fsdecode(b"mod\xe8l"), "(float[1, 3, 8, 8] x) => (float[1, 64, 6, 6] y) { y = Conv(x, w) }"
+    write_model(tmp_path, graph, f"{name}.onnx", w=np.ones((64, 3, 3, 3), np.float32))
+    ended = run_well(tmp_path, "convert", f"{name}.onnx", "-o", f"{name}/{name}", "--report", f"{name}.html")
+    assert ended.out.startswith("ok: mod\\udce8l/mod\\udce8l.ncnn.param agrees with mod\\udce8l.onnx ")
+    run_well(tmp_path, "verify", f"{name}.onnx", *(f"{name}/{name}.ncnn.{kind}" for kind in ("param", "bin")))
+    run_well(tmp_path, "example", f"{name}/{name}", "-o", f"{name}.cpp")
+    assert b'load_param("mod\\350l/mod\\350l.ncnn.param")' in (tmp_path / f"{name}.cpp").read_bytes()
+    assert b"<title>mod\\udce8l</title>" in (tmp_path / f"{name}.html").read_bytes()
+
+
 def test_custom_operators(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<beta = 2, alpha = 0.5>(x) }")
     error = refused(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op=Mine")
@@ -425,6 +436,14 @@ def test_16_bits(small: Path, kind: Encoding) -> None:
     assert layer.weights.stored("weight_data").encoding is kind
 
 
+def test_a_model_in_16_bits_gets_a_note(tmp_path: Path) -> None:
+    graph = "(float16[1, 4, 8, 8] x) => (float16[1, 2, 8, 8] y) { y = Conv(x, w) }"
+    write_model(tmp_path, graph, w=np.ones((2, 4, 1, 1), np.float16))
+    (note,) = run_well(tmp_path, "convert", "model.onnx", "--no-verify").lines("note")
+    assert " ".join(note).endswith("--fp16 keeps them: half the size")
+    assert run_well(tmp_path, "convert", "model.onnx", "--no-verify", "--fp16").lines("note") == []
+
+
 def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL.replace("0.5, -0.25", "70000, -0.25"))
     ended = run_well(tmp_path, "convert", "model.onnx", "--fp16")
@@ -457,7 +476,11 @@ def test_the_last_row_and_nets_that_are_no_language_models(tmp_path: Path) -> No
     run_well(tmp_path, "verify", "model.onnx", "model.ncnn.param", "model.ncnn.bin")
     said = refused(tmp_path, "convert", "model.onnx", "--last-row", "y", "--append", "nms:y")
     assert "give one of them" in said
-    assert "--split llm: the net has 0 masks" in refused(tmp_path, "convert", "model.onnx", "--split", "llm")
+    split = ("convert", "model.onnx", "--split", "llm")
+    assert "--split llm: the net has 0 masks" in refused(tmp_path, *split)
+    for name in ("out", "out.ncnn.bin"):  # the folder of the three nets is no folder for the whole net
+        (tmp_path / name).mkdir()
+    assert "cannot write out.ncnn.bin: it is a folder" in refused(tmp_path, *split, "-o", "out")
 
 
 def test_torchvisions_mean_and_std_get_a_note(tmp_path: Path) -> None:

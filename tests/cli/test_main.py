@@ -101,6 +101,12 @@ def test_passes_are_listed_in_order_and_ops(tmp_path: Path) -> None:
         assert [line.split(maxsplit=3) for line in ended.out.splitlines()] == expected
 
 
+def test_quiet_commands_print_nothing(small: Path) -> None:
+    run_well(small, "convert", "model.onnx", "--no-verify")
+    commands = (("passes",), ("ops",), ("inspect", "model.onnx"), ("example", "model"))
+    assert [run_well(small, *words, "--quiet").out for words in commands] == [""] * 4
+
+
 def test_a_reader_that_closes_the_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)

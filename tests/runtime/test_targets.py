@@ -195,6 +195,12 @@ def test_a_hostile_device_is_one_error_and_takes_no_memory(
     assert peak < 64 << 20
 
 
+def test_a_device_that_cannot_tell_its_memory(tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(GREETING + GREETED + b'{"error": "no", "mark": "2"}\n')
+    with NcnnWorker(find_target(script(tmp_path, f"cat {tmp_path / 'sent'} -"))) as worker:
+        assert worker.memory() is None
+
+
 def test_a_device_with_a_wrong_report_of_its_end(tmp_path: Path) -> None:
     number = "9" * 5000
     command = script(tmp_path, f"printf '\\\\0crashed {number}\\\\0' >&2; exit 3")

@@ -12,11 +12,11 @@ from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, of_source, tail_op
 
 # Operator, its type, NumPy; in C++ the accumulator, its start, the step for a number v, and the result for n numbers.
 _REDUCE = """
-ReduceMax  | T | reduced(np.maximum, x, end_of(x.dtype, 0), ...) | T | extreme<T>(false, false) | (v > a)|(v != v) ? v : a | a + 0
-ReduceMin  | T | reduced(np.minimum, x, end_of(x.dtype, 1), ...) | T | extreme<T>(true, false)  | (v < a)|(v != v) ? v : a | a + 0
-ReduceSum  | N | reduced(np.add, x, 0, ...)                      | A | 0                        | a + A(v)                 | a
-ReduceProd | N | reduced(np.multiply, x, 1, ...)                 | A | 1                        | a * A(v)                 | a + 0
-ReduceMean | N | mean(x, ...)                                    | A | 0                        | a + A(v)                 | mean<T>(a, n)
+ReduceMax  | T | reduced(np.maximum, x, end_of(x.dtype, 0), ...) | T | extreme<T>(false, false) | ((v > a)|(v != v)) ? v : a | a + 0
+ReduceMin  | T | reduced(np.minimum, x, end_of(x.dtype, 1), ...) | T | extreme<T>(true, false)  | ((v < a)|(v != v)) ? v : a | a + 0
+ReduceSum  | N | reduced(np.add, x, 0, ...)                      | A | 0                        | a + A(v)                   | a
+ReduceProd | N | reduced(np.multiply, x, 1, ...)                 | A | 1                        | a * A(v)                   | a + 0
+ReduceMean | N | mean(x, ...)                                    | A | 0                        | a + A(v)                   | mean<T>(a, n)
 """  # noqa: E501
 _CPP = Template("""
 template<class T> struct ${name}_ {
