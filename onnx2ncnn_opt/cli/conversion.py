@@ -92,7 +92,9 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     for word, option in (("float16", "--fp16"), ("bfloat16", "--bf16")):
         short = sum(tensor.size for tensor in tensors if tensor.dtype.name.lower() == word)
         if 2 * short > own and result.storage is None:
-            notes.append(f"the model's weights are {word}, and the net's have 32 bits: {option} keeps them: half the size")
+            notes.append(
+                f"the model's weights are {word}, and the net's have 32 bits: {option} keeps them: half the size"
+            )
     if stored > 4 * own + _MANY_COPIES:  # weights of 2 bits are four to a number
         copies = "ncnn's layers cannot share weights, so each has a copy, and computed tables are weights"
         notes.append(f"the net stores {stored:,} numbers, the model {own:,}: {copies}")

@@ -104,7 +104,7 @@ def failure(report: VerifyReport, consequence: str = "", after: str = "") -> Ver
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
     what = "are missing" if _is_dead(report) else f"differ from {report.against}"
-    what = "are unproven; give inputs that suit the model" if is_unproven else what
+    what = "are unproven; give inputs that suit the model with --inputs" if is_unproven else what
     message = "; ".join(filter(None, (f"{wrong} of {len(report.outputs)} outputs {what}", consequence)))
     if is_unproven:
         return UnprovenError(message)

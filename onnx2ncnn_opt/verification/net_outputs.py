@@ -28,8 +28,8 @@ from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, SLICE, To
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 _RARE = 1000  # one element of 1000 may have `rare_error`
-_ADVICE = "give inputs that suit the model with --inputs or --value"
-UNPROVEN = f"it has no finite number on either side, which proves nothing; {_ADVICE}"
+ADVICE = "give inputs that suit the model with --inputs or --value"
+UNPROVEN = f"it has no finite number in the model, which proves nothing; {ADVICE}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class OutputComparison:
         The spread is infinite for twice as many elements as a single run moves (`Rounding.lone`). It is at least
         `rare_error` for one in `_RARE` others: each run rounds some numbers to other quantisation steps than a net.
         """
-        spread, count = self.spread[name].copy(), self.rounding.lone.get(name, 0)
+        spread, count = np.where(np.isnan(reference), np.inf, self.spread[name]), self.rounding.lone.get(name, 0)
         with np.errstate(invalid="ignore"):
             excess = np.abs(actual.astype(np.float64) - reference) - spread
         excess = np.nan_to_num(excess, nan=0.0, posinf=0.0, neginf=0.0)
@@ -168,12 +168,13 @@ class OutputComparison:
         ]
 
     def _values(self, slots: Sequence[Slot], results: Mapping[str, Array | Failure]) -> dict[str, Array]:
-        """Return right results in the model's types."""
+        """Return right results in the model's types, with the model's NaN, which is not compared."""
         values = {}
         for slot in slots:
             result, reference = results[slot.blob], self.reference[slot.name]
             array = None if isinstance(result, Failure) else slot.restored(result, reference.shape)
             assert array is not None
+            array = np.where(np.isnan(reference), reference, array)
             values[slot.name] = (np.rint(array) if reference.dtype.kind in "iu" else array).astype(reference.dtype)
         return values
 
@@ -196,14 +197,16 @@ class OutputComparison:
             tolerance = replace(tolerance, relative=self.budget[slot.name], slices=False)
             if slot.name in self.rounding.exact(self.feeds):  # float64 shows the error of terms that cancel
                 tolerance = replace(tolerance, absolute=float(np.finfo(np.float32).tiny))
-        difference, spread = compare(result, reference, tolerance), None
+        spread = _any_for_nan(reference)
+        difference = compare(result, reference, tolerance, spread)
         is_strict = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # no allowance for rounding then
-        if not difference.ok and not is_strict:
+        if not (difference.ok and spread is None) and not is_strict:
             reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
+            spread = _any_for_nan(reference)
             if not self.is_fixed:
                 slices = tolerance.slices and not self.weight_errors
                 tolerance = replace(tolerance, relative=self.allowed(slot.name, plain=self.is_plain), slices=slices)
-            difference = compare(result, reference, tolerance)
+            difference = compare(result, reference, tolerance, spread)
         # Errors above this come from decisions: only the spread shows the elements.
         if (not difference.ok or (difference.max_rel or 0.0) > MOST_BUDGET) and not is_strict:
             reference = self.rounding.chosen(slot.name, self.feeds, reference, result)
@@ -216,7 +219,10 @@ class OutputComparison:
             return replace(report, status="unproven", message=UNPROVEN)
         moved = 0 if spread is None else int((np.isinf(spread) & (result != reference)).sum())
         if difference.ok and moved > result.size / 2:
-            message = f"rounding errors decide {moved} of {result.size} elements; {_ADVICE}"
+            what = (
+                "the model itself gives NaN in" if 2 * np.isnan(reference).sum() > moved else "rounding errors decide"
+            )
+            message = f"{what} {moved} of {result.size} elements; {ADVICE}"
             return replace(report, status="unproven", message=message)
         return report
 
@@ -224,6 +230,12 @@ class OutputComparison:
         is_int8 = holds_integers(self.runner.param, self.runner.bin)
         reference = self.reference[name]
         return self.rounding.is_as_good(name, self.feeds, reference, result, is_int8=is_int8)
+
+
+def _any_for_nan(reference: Array) -> Array | None:
+    """Return a spread that lets any number pass where the reference is NaN; None if it is NaN nowhere."""
+    is_nan = np.isnan(reference)
+    return np.where(is_nan, np.inf, 0.0) if is_nan.any() else None
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:

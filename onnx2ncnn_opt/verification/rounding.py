@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx.shape_inference import InferenceError
 
@@ -31,7 +32,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices, scores
-from onnx2ncnn_opt.verification.double import InDouble
+from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
 from onnx2ncnn_opt.verification.perturbed import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verification.tolerance import (
     DEFAULT,
@@ -49,6 +50,8 @@ _TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as flo
 _MANY_WEIGHTS = 2**25
 
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
+# What ONNX defines for NaN: a test, a choice of elements, or nothing that depends on numbers.
+_NAN_RULES = frozenset(("Gather", "GatherElements", "GatherND", "IsNaN", "Shape", "Size", "Slice", "Split", "Where"))
 _NO_SLICES = Tolerance(slices=False)
 # The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
 # steps add to the loss: one-sided numbers lose up to one of the 8 bits, 6 dB.
@@ -231,6 +234,32 @@ class Rounding:
         except (RunError, EncodeError):
             return {}
         return {name: _relative(array, reference[name]) for name, array in results.items()}
+
+    def hidden_nan(self, feeds: Mapping[str, Array]) -> str:
+        """Return the first node that makes NaN, if a later node makes numbers of NaN by no rule of ONNX; else "".
+
+        Example: an ArgMax over NaN. The rules for IsNaN and Where are clear, so models use them as guards.
+        """
+        try:
+            proto = upgraded(read_model(self._model, self._outputs))
+            types, writer, nodes = element_types(proto, inferred_values(proto)), NodeWriter(), [*proto.graph.node]
+            checks: dict[str, str] = {}
+            for name in (name for node in nodes for name in node.output if types.get(name) in FLOATS):
+                is_nan = writer.node("Cast", writer.node("IsNaN", name), to=onnx.TensorProto.INT32)
+                checks[name] = writer.node("ReduceMax", is_nan, keepdims=0)
+            proto.graph.node.extend(writer.nodes)
+            del proto.graph.output[:]
+            proto.graph.output.extend(onnx.ValueInfoProto(name=check) for check in checks.values())
+            with closing(self._rewritten(bytes(proto.SerializeToString()))) as runner:
+                results = runner.run_any(feeds)
+        except (RunError, EncodeError, InferenceError):
+            return ""
+        nan = {name for name, array in feeds.items() if np.isnan(array).any()}
+        nan |= {name for name, check in checks.items() if results[check]}
+        ends = [(node, bool(nan.intersection(node.input)), bool(nan.intersection(node.output))) for node in nodes]
+        makers = [f"{node.op_type} '{node.name}'" for node, takes, makes in ends if makes and not takes]
+        is_hidden = any(takes and not makes and node.op_type not in _NAN_RULES for node, takes, makes in ends)
+        return makers[0] if makers and is_hidden else ""
 
     @property
     def _folder(self) -> Path | None:

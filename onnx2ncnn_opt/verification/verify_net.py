@@ -32,7 +32,7 @@ from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, 
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
-from onnx2ncnn_opt.verification.net_outputs import OutputComparison
+from onnx2ncnn_opt.verification.net_outputs import ADVICE, OutputComparison
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_of, tolerance_within
@@ -201,6 +201,7 @@ class _ModelJudge:
         self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
+        self._is_hidden = False  # ordinary inputs give NaN that the outputs do not show: other inputs are no better
         self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
         # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
         caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
@@ -227,6 +228,8 @@ class _ModelJudge:
                 break
             self.done.append(run)
             yield run
+            if self._is_hidden:
+                break
 
     def _runs_like_data(self) -> Iterator[Run]:
         """Yield runs on inputs like data, of a scale that suits the net, as far as both runtimes take them."""
@@ -263,11 +266,19 @@ class _ModelJudge:
             if self._has_plain and (is_undecided or comparison.leaves_budget(outputs)):
                 _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
             outputs = comparison.with_scores(way, outputs)
+        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
+        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
+        if is_wrong(outputs) and (maker := self.rounding.hidden_nan(run.feeds)):
+            reason = f"{maker} gives NaN on these inputs, and a later node hides it; {ADVICE}"
+            if run.draw is None or run.draw.plain:
+                self._is_hidden = True
+            elif not any(maker in note for note in self.notes):
+                self.notes.append(f"not compared at {run}: {reason}")
+            wrong = ("mismatch", "nan", "shape")
+            outputs = [OutputReport(r.name, r.blob, "unproven", reason) if r.status in wrong else r for r in outputs]
         if is_wrong(outputs):
             self._worst = math.inf, comparison, way
         # Without right values at the cut, or right scores, the further rows were not judged.
-        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
-        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
         missing = set(further) - {row.name for row in outputs}
         return [*outputs, *(OutputReport(name, None, "unproven", reason) for name in further if name in missing)]
 

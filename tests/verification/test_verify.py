@@ -11,6 +11,7 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.verification import stored_note, verdict
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.verification import shapes_lines
@@ -400,7 +401,9 @@ def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
     report = verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines), verification=ones)
     assert statuses(report) == {"y": "unproven"}
     assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
-    assert report.notes == ("the model itself gives NaN for 'y' (): 4 NaN of 4; --inputs gives other inputs",)
+    assert report.notes == (
+        "the model itself gives NaN for 'y', which is left out: 4 NaN of 4; --inputs gives other inputs",
+    )
     message = "outputs are unproven:.*\n.*proves nothing; give inputs that suit the model with --inputs or --value"
     with pytest.raises(UnprovenError, match=message) as caught:
         report.check()
@@ -429,6 +432,42 @@ def test_inputs_that_leave_no_number_are_left_out() -> None:
     report = lower(parsed(graph)).verify(worker=WORKER)
     assert report.ok
     assert report.notes == ()
+
+
+GUMBEL = (
+    "(float[1, 4] x, float[1, 4] u) => (int64[1] i) {"
+    " a = Log(u) b = Neg(a) [outer] g = Log(b) s = Sub(x, g) i = ArgMax<axis = 1, keepdims = 0>(s) }"
+)
+
+
+def test_nan_inside_that_no_output_shows() -> None:
+    """ArgMax hides NaN, and each runtime in its own way; noise between 0 and 1 gives none."""
+    conversion = lower(parsed(GUMBEL))
+    report = conversion.verify(worker=WORKER)
+    assert statuses(report) == {"i": "unproven"}
+    assert "Log 'outer' gives NaN on these inputs, and a later node hides it; give inputs" in report.outputs[0].message
+    x = np.array([[1, 5, 2, 4]], np.float32)
+    inside = Verification(feeds={"x": x, "u": np.full((1, 4), 0.5, np.float32)})
+    assert conversion.verify(inside, worker=WORKER).ok
+    [difference] = [layer for layer in conversion.graph if layer.name == "s"]
+    difference.params["op_type"] = BinaryOp.RSUB
+    assert statuses(conversion.verify(inside, worker=WORKER)) == {"i": "mismatch"}
+
+
+def test_elements_that_are_nan_in_the_model_are_left_out() -> None:
+    """A Softmax of a row that is hidden: the model gives NaN, and nets may give 0."""
+    graph = "(float[2, 4] x) => (float[2, 4] y) <float low = {-inf}, float none = {-1}>"
+    conversion = lower(parsed(f"{graph} {{ m = Less(x, none) s = Where(m, low, x) y = Softmax(s) }}"))
+    x = np.zeros((2, 4), np.float32)
+    for hidden, status in (((), "ok"), ((1,), "ok"), ((0, 1), "unproven")):
+        x[list(hidden)] = -5
+        assert statuses(conversion.verify(Verification(feeds={"x": x}), worker=WORKER)) == {"y": status}
+    report = lower(parsed("(float[1, 4] x) => (float[1, 4] y) { y = Sqrt(x) }"))
+    x = np.array([[1, 4, 9, -1]], np.float32)
+    assert report.verify(Verification(feeds={"x": x}), worker=WORKER).ok
+    [root] = [layer for layer in report.graph if layer.type != "Input"]
+    root.params["op_type"] = UnaryOp.ACOS
+    assert statuses(report.verify(Verification(feeds={"x": x}), worker=WORKER)) == {"y": "nan"}
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
