@@ -7,6 +7,8 @@ from typing import Literal
 # finite, or have another shape. "missing", "refused", "crashed": the net has no such blob, ncnn refused it, or crashed.
 Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
+WITHOUT_ROUNDINGS = "compared without roundings to 8 bits"  # in the message of an output that is "ok"
+
 
 @dataclass(frozen=True)
 class OutputReport:

@@ -41,7 +41,7 @@ from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import without_rounding
+from onnx2ncnn_opt.onnx.read.quantized import AT_RUN_TIME, INT8, without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
@@ -361,8 +361,9 @@ def lower(  # noqa: PLR0913
     moves nodes at the model's end that ncnn cannot express to a tail after the net, "auto" also nodes that would be
     many layers. `append` appends the decoding of a detector's raw output to the model:
     "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: "keep" makes the
-    products of a quantised model int8 layers, "float" makes them float layers, with the model's roundings. `loaded` is
-    the model, if the caller has loaded it with the same bindings; its graph changes.
+    products of a quantised model int8 layers, "float" makes them float layers, with the model's roundings unless it
+    has a DynamicQuantizeLSTM. `loaded` is the model, if the caller has loaded it with the same bindings; its graph
+    changes.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -467,17 +468,20 @@ class _Request:
         """Import the model; load it from its source unless it is `loaded`."""
         importers, custom = entry_points.installed_ops(), parse_custom(self.custom)
         if loaded is None:
-            opaque = {(op.domain, op.name) for op in (*importers, *custom)}
+            opaque = {(op.domain, op.name) for op in importers} | {(op.domain, op.name) for op in custom}
             loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **self.bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
             sha256 = file_hash(Path(self.model))
             loaded = replace(loaded, digest=lambda: sha256)
-        is_at_run_time = any(node.op_type == "DynamicQuantizeLinear" for node in loaded.graph)
-        is_kept = self.quantized == "keep" and without_rounding(loaded.graph)
+        at_run_time = {node.op_type for node in loaded.graph if node.op_type in AT_RUN_TIME}
+        # ncnn cannot round the states of an LSTM, so the roundings around it would make nothing exact.
+        is_kept = (self.quantized == "keep" or AT_RUN_TIME[1] in at_run_time) and without_rounding(loaded.graph)
+        for node in loaded.graph if self.quantized == "float" else ():
+            node.meta.pop(INT8, None)
         announce("making layers of the operators")
         types = entry_points.layer_types()
         imported = import_model(loaded, batch_axes=self.batch_axes, types=types, custom=custom, tail=self.tail)
-        if not is_kept or is_at_run_time or "" in imported.kept.values():
+        if not is_kept or at_run_time or "" in imported.kept.values():
             return imported
         return replace(self, quantized="float").imported(None, stepwise=stepwise)  # no product became int8
 

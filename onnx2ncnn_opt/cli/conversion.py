@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MANY_COPIES = 2**24  # numbers, 64 MB
 _MOST_NAMES = 6  # of equal sizes in a note
-_AT_RUN_TIME = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 
 
 def conversion_fields(result: Conversion, manifest: Manifest, files: summary.Written, seconds: float) -> dict[str, Any]:
@@ -117,12 +116,10 @@ def _other_pixels(name: str, image: Image) -> str:
 
 def _quantized_notes(result: Conversion, *, verbose: bool) -> list[str]:
     """Return notes on a quantised model: its int8 layers, their differences from it, and its float layers."""
-    at_run_time = {node.name: node.op_type for node in result.model.graph if node.op_type in _AT_RUN_TIME}
+    at_run_time = {node.name for node in result.model.graph if node.op_type == "DynamicQuantizeLinear"}
     if result.quantized == "float" and at_run_time:
-        layers = sum(bool(at_run_time.keys() & set(layer.origin)) for layer in result.graph if layer.type != "LSTM")
+        layers = sum(bool(at_run_time.intersection(layer.origin)) for layer in result.graph)
         what = f"the model rounds to 8 bits at run time, which takes {layers} layers"
-        if "DynamicQuantizeLSTM" in at_run_time.values():
-            what += ", but ncnn cannot round an LSTM's states, so outputs after many steps may differ by far"
         return [f"{what}; --quantized keep leaves it out: smaller, faster, nearer to the float model"]
     floats = {name: reason for name, reason in result.kept.items() if reason}
     count = len(result.kept) - len(floats)

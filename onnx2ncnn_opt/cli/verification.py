@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UnprovenError, VerificationError
+from onnx2ncnn_opt.outputs import WITHOUT_ROUNDINGS
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
@@ -64,7 +65,8 @@ def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: 
     if _is_dead(report):
         what = "does not run, unlike"
     if report.ok:
-        word, what = "ok", "agrees with"
+        is_as_good = any(WITHOUT_ROUNDINGS in row.message for row in rows)
+        word, what = "ok", "is as near to the float model as" if is_as_good else "agrees with"
     if is_estimated and ("fp16" not in checked or _stores_only(checked)):
         checked += ", fp16 estimated"
     errors = [row.max_rel for row in rows if row.max_rel is not None]

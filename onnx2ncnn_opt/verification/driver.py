@@ -138,7 +138,7 @@ def is_wrong(outputs: Sequence[OutputReport]) -> bool:
 def merged(reports: Sequence[OutputReport]) -> OutputReport:
     """Merge the reports of an output in all runs: the worst status (except "unproven"), the largest errors."""
     proven = [output for output in reports if output.status != "unproven"] or reports
-    worst = max(proven, key=lambda output: get_args(Status).index(output.status))
+    worst = max(proven, key=lambda output: (get_args(Status).index(output.status), bool(output.message)))
 
     def most(of: Callable[[Iterable[float]], float], key: str) -> float | None:
         numbers = [number for output in reports if (number := getattr(output, key)) is not None]

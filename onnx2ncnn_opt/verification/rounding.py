@@ -25,8 +25,9 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
+from onnx2ncnn_opt.onnx.read.quantized import AT_RUN_TIME, float_model, scales_of_products
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
+from onnx2ncnn_opt.outputs import WITHOUT_ROUNDINGS, OutputReport
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
@@ -56,7 +57,6 @@ _NO_SLICES = Tolerance(slices=False)
 # The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
 # steps add to the loss: one-sided numbers lose up to one of the 8 bits, 6 dB.
 LOSS = 1.0
-_STATES = 0.25  # of the noise of a DynamicQuantizeLSTM comes from rounded states at most, which ncnn does not round
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
@@ -121,31 +121,32 @@ class Rounding:
             self._exact = feeds, outputs
         return self._exact[1]
 
-    def is_as_good(
-        self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, *, is_int8: bool
-    ) -> bool:
-        """Return True if an output of a net has no larger error than the model's own quantisation.
+    def as_good(
+        self, report: OutputReport, feeds: Mapping[str, Array], reference: Array, actual: Array, *, is_int8: bool
+    ) -> OutputReport:
+        """Return the report of an output that differs, "ok" if the model's own quantisation has no smaller error.
 
-        The reference is the model without quantisation. A net without the model's dynamic quantisation must be as near
-        to it as the model; an int8 net may lose LOSS and the effect of its coarser steps. Or an int8 net may differ
-        from the model by twice `tolerance_within`, because ncnn has no -128, and a net of a DynamicQuantizeLSTM by
-        `_STATES` of the model's noise.
+        The reference is then the model without quantisation, and so are the report's numbers. A net without the model's
+        dynamic quantisation must be as near to it as the model; an int8 net may lose LOSS and the effect of its coarser
+        steps. Or an int8 net may differ from the model by twice `tolerance_within`, because ncnn has no -128.
         """
-        is_quantised = is_int8 or not self._op_types.isdisjoint(("DynamicQuantizeLinear", "DynamicQuantizeLSTM"))
+        is_quantised = is_int8 or not self._op_types.isdisjoint(AT_RUN_TIME)
         if not is_quantised or self._floats is None or actual.shape != reference.shape:
-            return False
+            return report
         float_runner, within, coarser = self._floats
         wider = replace(within, relative=2 * within.relative, slices=False)
         try:
-            floats = float_runner.run_any(feeds)[name].astype(np.float64)
+            floats = float_runner.run_any(feeds)[report.name].astype(np.float64)
         except RunError:
-            return False
+            return report
         numbers = reference.astype(np.float64)
         allowed, noise = (float(np.square(array - floats).sum()) for array in (numbers, actual))
-        if not is_int8:
-            rest = float(np.square(actual - numbers).sum())
-            return noise <= allowed or ("DynamicQuantizeLSTM" in self._op_types and rest <= _STATES * allowed)
-        return noise <= allowed * coarser**2 * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
+        if noise <= allowed * (coarser**2 * 10 ** (LOSS / 10) if is_int8 else 1):
+            text = f"the model itself is off by {_relative(numbers, floats):.1e} from its form without 8-bit roundings"
+            numbers_of = compare(actual, floats).report(report.name, report.blob)
+            return replace(numbers_of, status="ok", message=f"{WITHOUT_ROUNDINGS}; {text}")
+        is_near = is_int8 and compare(actual, numbers, wider).ok
+        return replace(report, status="ok", message="") if is_near else report
 
     @cached_property
     def _floats(self) -> tuple[OrtRunner, Tolerance, float] | None:

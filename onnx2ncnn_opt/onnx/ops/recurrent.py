@@ -16,8 +16,8 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.items import NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.quantize import dequantize_linear, dynamic_quantize_linear
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled, is_zero
+from onnx2ncnn_opt.onnx.read.quantized import dequantised
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -102,17 +102,10 @@ def dynamic_quantize_lstm(
     attrs: Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM of dequantised weights and a rounded operand; the states are not rounded, but ONNX Runtime rounds them."""
-
-    def floats(matrix: Array, scale: Array, zero: Array) -> Constant:
-        # [directions, inputs, 4 * hidden]; scales are per direction, or per column.
-        scale, zero = (array.reshape(len(matrix), 1, -1).astype(np.float32) for array in (scale, zero))
-        return Constant(((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1))
-
-    rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
-    weights = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point), b
+    """LSTM of dequantised weights; operand and states are not rounded, but ONNX Runtime rounds them."""
+    weights = Constant(dequantised(w, w_scale, w_zero_point)), Constant(dequantised(r, r_scale, r_zero_point)), b
     attributes: Any = {"activations": activations, "attrs": attrs, "input_forget": input_forget}
-    return lstm(im, _Inputs(rounded, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
+    return lstm(im, _Inputs(x, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
 
 
 @onnx_op("GRU", since=7, items=_states, errors="gates")

@@ -37,7 +37,8 @@ _OPERATORS = {
 }
 # The same for products of inputs 0 and 3: ONNX's operator, and the inputs that are the result's scale and the bias.
 _QUANTISED_PRODUCTS = {"QGemm": ("Gemm", 7, 6), "QLinearConv": ("Conv", 6, 8), "QLinearMatMul": ("MatMul", 6, None)}
-_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear", "DynamicQuantizeLSTM")
+AT_RUN_TIME = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM")
+_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", *AT_RUN_TIME)
 _OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _Values: TypeAlias = Sequence[onnx_ir.Value | None]
 _Limits: TypeAlias = tuple[float, int, np.dtype[Any]]  # scale, zero point and its 8-bit type
@@ -241,10 +242,10 @@ class _FloatConversion(_Editor):
 
     def _lstm(self, node: onnx_ir.Node) -> None:
         x, w, r, *others = node.inputs[:8]
-        scales = node.inputs[8:]
-        weights = [self._operand([w, *scales[:2]], axis=0), self._operand([r, *scales[2:]], axis=0)]
-        if None not in weights:
-            weights = [self._node("Transpose", [weight], {"perm": [0, 2, 1]})[0] for weight in weights]
+        numbers = [_constant(value) for value in (w, *node.inputs[8:10], r, *node.inputs[10:12]) if value is not None]
+        matrices = [array for array in numbers if array is not None]
+        if len(matrices) == 6:
+            weights = [self._initializer(dequantised(*matrices[:3])), self._initializer(dequantised(*matrices[3:]))]
             states = self._node("LSTM", [x, *weights, *others], _attributes(node), len(node.outputs))
             for old, new in zip(node.outputs, states, strict=True):
                 self._supersede(old, new)
@@ -360,6 +361,12 @@ class _FloatConversion(_Editor):
             if clip.inputs[0] is not None:
                 onnx_ir.convenience.replace_all_uses_with(value, clip.inputs[0])
         strip(self._graph)
+
+
+def dequantised(matrix: Array, scale: Array, zero: Array) -> Array:
+    """Return an LSTM's weights of DynamicQuantizeLSTM's; its scales are those of directions, or of columns."""
+    scale, zero = (array.reshape(len(matrix), 1, -1).astype(np.float32) for array in (scale, zero))
+    return ((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1)
 
 
 def _only_reader(value: onnx_ir.Value, op_type: str) -> onnx_ir.Node | None:
