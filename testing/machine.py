@@ -16,7 +16,7 @@ from onnx2ncnn_opt.runtime.targets import LOCAL
 from testing.browser import find_browser
 from testing.handmade import RELU, write_net
 from testing.programs import find_headers
-from testing.tails import COMPILER
+from testing.tails import CLANG, COMPILER
 
 
 @cache
@@ -48,6 +48,7 @@ def _emulator() -> str:
 LACKS: Mapping[str, Callable[[], str]] = {
     "Vulkan": _vulkan,
     "C++": lambda: "" if COMPILER else "no compiler",
+    "clang": lambda: "" if CLANG else "no clang++",
     "ncnn's headers": lambda: "" if find_headers() else "not installed, and NCNN_INCLUDE names no folder",
     "browser": lambda: "" if find_browser() else "no Chromium",
     "ssh": lambda: "" if shutil.which("sshd") and shutil.which("ssh") else "no sshd",

@@ -18,10 +18,10 @@ def output_of(program: Path) -> str:
     return done.stdout
 
 
-def compile_against(folder: Path | None, program: Path) -> None:
+def compile_against(folder: Path | None, program: Path, *, compiler: str | None = COMPILER) -> None:
     """Compile a C++ program against ncnn's headers in a folder."""
-    assert COMPILER
-    command = [COMPILER, *WARNINGS, "-fsyntax-only", "-isystem", str(folder), str(program)]
+    assert compiler
+    command = [compiler, *WARNINGS, "-fsyntax-only", "-isystem", str(folder), str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.onnx.tail.header import header
 from onnx2ncnn_opt.onnx.tail.program import Node, Port, Program
 
-COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+CLANG = shutil.which("clang++")
+COMPILER = shutil.which("c++") or shutil.which("g++") or CLANG
 FLAGS = (
     "-std=c++11",
     "-Wall",
@@ -33,8 +34,10 @@ class _Tensor(ctypes.Structure):
 class Library:
     """Programs as one shared library, by name."""
 
-    def __init__(self, folder: Path, programs: Mapping[str, Program], *flags: str) -> None:
-        assert COMPILER
+    def __init__(
+        self, folder: Path, programs: Mapping[str, Program], *flags: str, compiler: str | None = COMPILER
+    ) -> None:
+        assert compiler
         self.programs = programs
         source, binary = folder / "tails.cpp", folder / "tails.so"
         text = []
@@ -42,7 +45,7 @@ class Library:
             (folder / f"{name}.tail.h").write_text(header(program, name))
             text.append(f'#define {name.upper()}_TAIL_IMPLEMENTATION\n#include "{name}.tail.h"\n')
         source.write_text("".join(text))
-        command = [COMPILER, *FLAGS, *(flags or ("-O1",)), "-shared", "-fPIC", str(source), "-o", str(binary)]
+        command = [compiler, *FLAGS, *(flags or ("-O1",)), "-shared", "-fPIC", str(source), "-o", str(binary)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or done.stderr:
             raise AssertionError(done.stderr[:20000])

@@ -92,15 +92,18 @@ def device(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
 
 @pytest.fixture(
     params=[
-        pytest.param(True, id="interface", marks=pytest.mark.needs("C++")),
-        pytest.param(False, id="headers", marks=pytest.mark.needs("C++", "ncnn's headers")),
+        pytest.param("interface", marks=pytest.mark.needs("C++")),
+        pytest.param("interface, by clang", marks=pytest.mark.needs("clang")),
+        pytest.param("headers", marks=pytest.mark.needs("C++", "ncnn's headers")),
     ]
 )
 def compiles(request: pytest.FixtureRequest) -> Callable[[Path], None]:
     """Compile a program of `example` against the parts of ncnn's interface that it uses, or ncnn's own headers."""
     from testing.programs import INTERFACE, compile_against, find_headers
+    from testing.tails import CLANG, COMPILER
 
-    return partial(compile_against, INTERFACE if request.param else find_headers())
+    compiler = CLANG if "clang" in request.param else COMPILER
+    return partial(compile_against, find_headers() if request.param == "headers" else INTERFACE, compiler=compiler)
 
 
 @pytest.fixture(scope="session")

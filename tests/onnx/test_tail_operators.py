@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from testing.conformance import Case, collect
 from testing.models import parsed
-from testing.tails import Library, merged, same_bits
+from testing.tails import CLANG, COMPILER, Library, merged, same_bits
 
 # What a conformance case has that no tail has: text, sequences, other modes, types of fewer than 8 bits.
 LEAST = 400
@@ -65,13 +65,19 @@ def test_conformance_in_numpy() -> None:
     assert wrong == []
 
 
-@pytest.mark.needs("C++")
-def test_cpp_has_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param(COMPILER, id="C++", marks=pytest.mark.needs("C++")),
+        pytest.param(CLANG, id="clang", marks=pytest.mark.needs("clang")),
+    ],
+)
+def test_cpp_has_the_same_bits(tmp_path: Path, compiler: str) -> None:
     whole = merged([program for _, program in programs()])
     feeds: dict[str, Any] = {}
     for i, (case, _) in enumerate(programs()):
         feeds |= {f"{i}.{name}": array for name, array in case.feeds.items()}
-    found = Library(tmp_path, {"all": whole}, "-O0").run("all", feeds)
+    found = Library(tmp_path, {"all": whole}, "-O0", compiler=compiler).run("all", feeds)
     assert isinstance(found, Mapping), str(whole.nodes[found - 1])
     expected = whole.run(feeds)
     assert [name for name, array in expected.items() if not same_bits(found[name], array)] == []
