@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx.shape_inference import InferenceError
 
@@ -32,8 +31,9 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verification.blobs import model_values
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices, scores
-from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
+from onnx2ncnn_opt.verification.double import InDouble
 from onnx2ncnn_opt.verification.perturbed import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verification.tolerance import (
     DEFAULT,
@@ -242,21 +242,11 @@ class Rounding:
         Example: an ArgMax over NaN. The rules for IsNaN and Where are clear, so models use them as guards.
         """
         try:
-            proto = upgraded(read_model(self._model, self._outputs))
-            types, writer, nodes = element_types(proto, inferred_values(proto)), NodeWriter(), [*proto.graph.node]
-            checks: dict[str, str] = {}
-            for name in (name for node in nodes for name in node.output if types.get(name) in FLOATS):
-                is_nan = writer.node("Cast", writer.node("IsNaN", name), to=onnx.TensorProto.INT32)
-                checks[name] = writer.node("ReduceMax", is_nan, keepdims=0)
-            proto.graph.node.extend(writer.nodes)
-            del proto.graph.output[:]
-            proto.graph.output.extend(onnx.ValueInfoProto(name=check) for check in checks.values())
-            with closing(self._rewritten(bytes(proto.SerializeToString()))) as runner:
-                results = runner.run_any(feeds)
-        except (RunError, EncodeError, InferenceError):
+            values = model_values(self._model, feeds, self._values, _TIMEOUT)
+        except RunError:
             return ""
-        nan = {name for name, array in feeds.items() if np.isnan(array).any()}
-        nan |= {name for name, check in checks.items() if results[check]}
+        nan = {name for name, array in values.items() if array.dtype.kind == "f" and np.isnan(array).any()}
+        nodes = read_model(self._model).graph.node
         ends = [(node, bool(nan.intersection(node.input)), bool(nan.intersection(node.output))) for node in nodes]
         makers = [f"{node.op_type} '{node.name}'" for node, takes, makes in ends if makes and not takes]
         is_hidden = any(takes and not makes and node.op_type not in _NAN_RULES for node, takes, makes in ends)
