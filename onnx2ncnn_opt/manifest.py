@@ -255,7 +255,8 @@ class Manifest:
 
     `tool` wrote it, `ncnn` is the target release, `least_ncnn` the oldest one that runs the net. `values` are inputs
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
-    net is right. `masks` are the layers that need more than fp16, `int8` has the measurements of `quantize`.
+    net is right. `macs` are the multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown.
+    `masks` are the layers that need more than fp16, `int8` has the measurements of `quantize`.
     """
 
     inputs: tuple[Entry, ...]
@@ -268,6 +269,7 @@ class Manifest:
     values: tuple[Bound, ...] = ()
     minimum: Mapping[str, int] = field(default_factory=dict)
     least_ncnn: str = ""
+    macs: str = ""
     masks: tuple[Masked, ...] = ()
     tail: TailFile | None = None
     int8: Int8 | None = None

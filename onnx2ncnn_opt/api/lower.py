@@ -15,7 +15,8 @@ from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
-from onnx2ncnn_opt.ir.dim import Dim, Sym, texts
+from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -159,6 +160,7 @@ class Conversion(Rewritten):
         listing = listing or list_layers(self.graph)
         caches = _caches(self.graph, (*self.inputs, *self.outputs))
         images, rows = self.images, tables(self.graph)
+        costs = [multiplications_of(layer) for layer in self.graph]
         of_inputs = ((p, _entry(p, listing.names, caches)) for p in self.inputs)
         return Manifest(
             inputs=tuple(replace(e, image=images.get(p.name), table=rows.get(p.blob)) for p, e in of_inputs),
@@ -172,6 +174,7 @@ class Conversion(Rewritten):
             masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
+            macs="" if None in costs else str(sum_of(cost for cost in costs if cost is not None)),
             tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Shape, Sym, named
+from onnx2ncnn_opt.ir.dim import Shape, Sym, known, named
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -48,6 +48,9 @@ LENGTHS = (
     Lengths(2, 1, 96, 64, 8),
     Lengths(4, 3, 128, 160, 32),
     Lengths(2, 2, 224, 256, 24),
+    # For models that take long at these, such as attention over an image.
+    Lengths(1, 2, 24, 32, 8),
+    Lengths(3, 3, 15, 21, 5),
     # For models that refuse all of these: a table of eight positions, an STFT of 1024, a network that halves ten times.
     Lengths(2, 2, 5, 7, 4),
     Lengths(3, 1, 3, 2, 2),
@@ -56,6 +59,7 @@ LENGTHS = (
     Lengths(1, 1, 16000, 1024, 128),
     Lengths(1, 1, 48000, 1024, 256),
 )
+USUAL = 7  # of these suit most models
 _MAX_HEIGHT = 1024  # of an image or a volume
 _MAX_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 
@@ -243,9 +247,10 @@ def dynamic_sizes(
 ) -> dict[str, int]:
     """Return a value for every dynamic size of the model.
 
-    The value is a field of `lengths`: `batch` for names in `batches`, `outer` on first axes, `tokens` in integer
-    inputs, `width` on the last of four axes, else `length`. A name that is an expression of others (``past + n``) gets
-    the expression's value; `total` is a sum that the names do not show.
+    The size of an axis is a field of `lengths`: `batch` for names in `batches`, `outer` on first axes, `tokens` in
+    integer inputs, `width` on the last of four axes, else `length`; a name is then as large as that allows (``8*h``). A
+    name that is an expression of others (``past + n``) gets the expression's value; `total` is a sum that the names do
+    not show.
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
@@ -254,12 +259,17 @@ def dynamic_sizes(
             length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
             if len(info.shape) > 3:
                 length = min(length, _MAX_HEIGHT)
-            for name in sorted(dim.names()) if isinstance(dim, Sym) else ():
-                sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
+            if not isinstance(dim, Sym):
+                continue
+            for name in sorted(dim.names()):
+                size = lengths.batch if name in batches else length if axis else lengths.outer
+                [one], [two] = (known(named((dim,), {**dict.fromkeys(dim.names(), 1), name: k})) for k in (1, 2))
+                step = two - one  # of the axis; of 8*h it is 8
+                sizes.setdefault(name, max(1, 1 + (size - one) // step) if step > 1 else size)
     for name in sizes:
-        size = parsed_size(name, {other: sizes[other] for other in sizes if other != name})
-        if isinstance(size, int) and size > 0:
-            sizes[name] = size
+        value = parsed_size(name, {other: sizes[other] for other in sizes if other != name})
+        if isinstance(value, int) and value > 0:
+            sizes[name] = value
     if total is not None:
         sizes[total.name] = sum(sizes[part] for part in total.parts)
     return sizes

@@ -1,7 +1,7 @@
 """Inputs of a model and ONNX Runtime's results: the user's inputs, or drawn ones at sizes that the model accepts."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -13,7 +13,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import CrashError, RefusalError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.given import GivenShapes, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
 from onnx2ncnn_opt.param.param_bin import is_param_bin
@@ -30,6 +30,7 @@ _MAX_SIZES = 2  # at which each dynamic dimension runs
 _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
 # Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_COSTLY = 2**32  # multiply-adds of a run, a tenth of a second: sizes with more are tried after others
 _LARGE_INPUT = 2**22  # elements; larger ones are not tried after smaller ones were refused
 _EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
@@ -225,14 +226,11 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     batches = {str(dim) for info in model.inputs for axis, dim in enumerate(info.shape) if axis == axes.get(info.name)}
     names = list(dynamic_sizes(model))
     most = _MAX_SIZES if names and manifest is not None else 1
-    least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
     small = ""
     for total in inputs.totals(names):
         by_quality: list[list[Run]] = [[], [], []]
-        for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
-            sizes = dynamic_sizes(model, lengths, batches, total)
-            sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
+        for sizes in _choices(model, manifest, batches, total):
             has_run = problem is not None or any(by_quality)
             try:
                 feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if has_run else inputs.LARGEST_INPUT)
@@ -267,6 +265,21 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     refused = RefusalError(f"{problem}{advice}")
     refused.advice = advice
     raise refused
+
+
+def _choices(
+    model: LoadedModel, manifest: Manifest | None, batches: Collection[str], total: inputs.Total | None
+) -> list[dict[str, int]]:
+    """Return values for all dynamic sizes, in the order to try them; costly ones follow the other usual ones."""
+    least, macs = Counter(manifest.minimum if manifest else {}), manifest.macs if manifest else ""
+
+    def cost(sizes: Mapping[str, int]) -> int:
+        count = parsed_size(macs, sizes)
+        return max(count, _COSTLY) if isinstance(count, int) else 0
+
+    choices = [dynamic_sizes(model, lengths, batches, total) for lengths in inputs.LENGTHS]
+    above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
+    return [*sorted(above[: inputs.USUAL], key=cost), *above[inputs.USUAL :]] if choices[0] else choices[:1]
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:

@@ -494,6 +494,15 @@ def test_a_number_between_two_steps(tmp_path: Path) -> None:
     assert statuses(verify_net(model, *rounded)) == {"y": "mismatch"}
 
 
+def test_costly_sizes_are_tried_last() -> None:
+    """Attention over an image of 64 x 96 has 6,144 tokens: some models ran for a minute."""
+    graph = "(float[1, 128, h, w] x) => (float[1, 128, n] y) <int64[3] flat = {1, 128, -1}> {"
+    graph += " a = Reshape(x, flat) b = Transpose<perm = [0, 2, 1]>(a) c = MatMul(b, a) y = MatMul(a, c) }"
+    conversion = lower(parsed(graph))
+    assert conversion.manifest().macs == "256*h*h*w*w"
+    assert [dict(sizes) for sizes in conversion.verify(worker=WORKER).sizes] == [{"h": 45, "w": 77}, {"h": 24, "w": 32}]
+
+
 def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
     kernel = np.random.default_rng(0).standard_normal((1, 1, 1024), np.float32)
     data = serialized("(float[1, 1, N] x) => (float[1, 1, M] y) { y = Conv(x, w) }", w=kernel)

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, larger, smaller, symbol
 
 LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
-_LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
+_LONGEST = 1000  # characters of a size; longer ones are not written by people or exporters
 
 # A number, a name or a sum such as ``P+S``, or None (``"?"``) for the model's own size.
 GivenSize: TypeAlias = int | str | Sym | None
