@@ -255,8 +255,9 @@ class Manifest:
 
     `tool` wrote it, `ncnn` is the target release, `least_ncnn` the oldest one that runs the net. `values` are inputs
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
-    net is right. `macs` are the multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown.
-    `masks` are the layers that need more than fp16, `int8` has the measurements of `quantize`.
+    net is right; verification runs with `cases`, expressions of dynamic dimensions, above 0, and not. `macs` are the
+    multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown. `masks` are the layers that
+    need more than fp16, `int8` has the measurements of `quantize`.
     """
 
     inputs: tuple[Entry, ...]
@@ -268,6 +269,7 @@ class Manifest:
     passes: tuple[str, ...]
     values: tuple[Bound, ...] = ()
     minimum: Mapping[str, int] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
     least_ncnn: str = ""
     macs: str = ""
     masks: tuple[Masked, ...] = ()

@@ -112,7 +112,7 @@ class Conversion(Rewritten):
 
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
     `events` are the rewrites and near misses of the passes. `layers_before` counts layers before the passes. `custom`
-    are the operators that became custom layers. `minimum` has the least sizes of dynamic dimensions. `masks` are the
+    are the operators that became custom layers. `minimum` and `cases` are the manifest's. `masks` are the
     layers that need more than fp16, and `precision` is the estimated effect of fp16. `images` are the inputs that take
     pixels. `appended` is the model with the decoding of the option `append`; it is also the `source`. `equal` are names
     of dynamic dimensions that have to be equal, `cost` describes the cost of dynamic dimensions. `report` is the
@@ -133,6 +133,7 @@ class Conversion(Rewritten):
     storage: Storage | None = None
     custom: tuple[CustomOp, ...] = ()
     minimum: Mapping[Dim, int] = field(default_factory=dict)
+    cases: Collection[Dim] = ()
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
     images: Mapping[str, Image] = field(default_factory=dict)
@@ -173,6 +174,7 @@ class Conversion(Rewritten):
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
             masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
+            cases=tuple(map(str, self.cases)),
             least_ncnn=str(least_release(self.graph)),
             macs="" if None in costs else str(sum_of(cost for cost in costs if cost is not None)),
             tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
@@ -459,6 +461,7 @@ class _Request:
             storage=finished.storage,
             custom=imported.custom,
             minimum=imported.minimum,
+            cases=imported.cases,
             masks=finished.masks,
             images=self.images,
             appended=self.appended,

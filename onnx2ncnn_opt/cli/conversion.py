@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.cli import summary
 from onnx2ncnn_opt.ir.cost import parameters
+from onnx2ncnn_opt.ir.dim import names_in
 from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
@@ -72,19 +73,23 @@ def conversion_blocks(
 
 def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
     """Return the notes on dynamic sizes, lost outputs and masks."""
+    limits = [(str(size), *limit_of(str(size), least)) for size, least in result.minimum.items()]
+    notes = [
+        f"{name} must be {limit} in this net"
+        + ("; for smaller sizes, fix it with --shape" if name == size else ", as the model has a table of that length")
+        for size, name, limit in limits
+        if name != size or "(" not in size
+    ]
+    if len(notes) < len(limits):
+        names = names_in(size for size in result.minimum if "(" in str(size))
+        notes.append(f"{', '.join(sorted(names))}: this net may not take all sizes of the model")
     chains = [names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."] for names in result.equal]
-    notes = [f"{' = '.join(chain)} in this net: ONNX Runtime runs the model only with equal sizes" for chain in chains]
+    notes += [f"{' = '.join(chain)} in this net: ONNX Runtime runs the model only with equal sizes" for chain in chains]
     notes += [result.appended.note] if result.appended else []
     notes += _quantized_notes(result, verbose=verbose)
     notes += result.cost
     if result.model.lost:
         notes.append(f"nothing leads to {', '.join(result.model.lost)} of the model: add what they need to --outputs")
-    for size, least in manifest.minimum.items():
-        name, limit = limit_of(size, least)
-        hint = (
-            "; for smaller sizes, fix it with --shape" if name == size else ", as the model has a table of that length"
-        )
-        notes.append(f"{name} must be {limit} in this net{hint}")
     constants = (value.const_value for value in result.model.graph.initializers.values())
     tensors = [tensor for tensor in constants if tensor is not None]
     own, stored = sum(tensor.size for tensor in tensors), parameters(result.graph)

@@ -10,13 +10,14 @@ symbolic ``min`` or ``max``. A name that starts with "#" is an index along an ax
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, reduce
 from itertools import chain, combinations, islice
 from itertools import product as choices
-from math import ceil
-from operator import mul
+from math import ceil, gcd
+from operator import and_, mul
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 
@@ -487,6 +488,9 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
     even = exact_div(size, divisor)
     if even is not None:
         return even
+    common = _common_factor(size, divisor)  # 6*a*w // (4*b*w) is 3*a // (2*b)
+    if common != 1:
+        return (exact_div(size, common) or 0) // (exact_div(divisor, common) or 0)
     if isinstance(divisor, int) and divisor > 0:
         # (a*d + r) // d == a + r // d holds for floor division, for all signs.
         rest = _dim({f: k % divisor for f, k in size.terms.items()})
@@ -496,6 +500,13 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
         # ((x // a) + r) // b == (x + r*a) // (a*b): keeps chains of strided layers flat.
         return quotient + _of_factor(_flatten_nested(rest, divisor))
     return _of_factor(Call("//", size, divisor))
+
+
+def _common_factor(*sizes: Dim) -> Dim:
+    """Return the product of the factors of all terms of sizes."""
+    terms = [term for size in sizes for term in _terms(size).items()]
+    common = reduce(and_, (Counter(factors) for factors, _ in terms))
+    return _dim({tuple(sorted(common.elements(), key=str)): gcd(*(k for _, k in terms))})
 
 
 def _flatten_nested(size: Sym, divisor: int) -> Call:

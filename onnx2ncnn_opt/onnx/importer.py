@@ -1,28 +1,33 @@
 """Import of an ONNX graph into an ncnn graph: whole, of one item of a batch, or up to a tail."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import onnx_ir
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
-from onnx2ncnn_opt.ir.dim import Dim, Sym, named, substituted
+from onnx2ncnn_opt.ir.dim import Dim, Sym, calls, named, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
 from onnx2ncnn_opt.onnx.items import Batch
+from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS
 from onnx2ncnn_opt.onnx.lower.layout import output_layout
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.read.structure import nodes_of
+from onnx2ncnn_opt.onnx.read.structure import names_of, nodes_of
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.tail.partition import split
 from onnx2ncnn_opt.onnx.tail.refusals import Refusals
-from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Tensor
 from onnx2ncnn_opt.onnx.walk import Port, Walk
+
+_WINDOWS = COMPARISONS | {"Sub"}  # operators whose constants may be windows of masks
 
 
 class Imported(NamedTuple):
@@ -36,6 +41,7 @@ class Imported(NamedTuple):
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
+    cases: Collection[Dim]  # sizes that are above 0 for some dynamic dimensions only, see `Import.imported`
     kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
     model: LoadedModel
     tail: Tail | None = None
@@ -66,7 +72,23 @@ class Import(Walk):
             self.demand(size, 1)
         drop_unused(self.graph)
         custom = tuple(self._custom.values())
-        return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, self._kept, self.model)
+        cases = dict.fromkeys(self._cases(dynamic))
+        return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, cases, self._kept, self.model)
+
+    def _cases(self, sizes: Collection[Dim]) -> Iterator[Dim]:
+        """Yield sizes that, if they are above 0, often let the net compute otherwise than if they are not.
+
+        They are remainders of divisions, differences of the operands of minima and maxima, tokens after the first one,
+        and tokens beyond the window of a mask, which is a constant in a comparison or subtraction.
+        """
+        for call in chain.from_iterable(map(calls, sizes)):
+            yield call.a - call.b * (call.a // call.b if call.operator == "//" else 1)
+        shapes = (info.shape for info in self.model.net_inputs if len(info.shape) < MAX_DIMS)
+        tokens = [size for shape in shapes for size in shape[1:] if isinstance(size, Sym)]
+        names = chain.from_iterable(names_of(node.inputs) for node in self.model.graph if node.op_type in _WINDOWS)
+        numbers = (x for name in names if isinstance(x := self.values.get(name), Constant) and x.dtype.kind == "i")
+        for window in (0, *(x.scalar for x in numbers if x.scalar is not None)):
+            yield from (size - abs(int(window)) - 1 for size in tokens)
 
     def free_batch(self) -> Batch | None:
         """Return a dynamic batch whose items stay apart in the whole model, so the net need not know its size."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 _COSTLY = 2**32  # multiply-adds of a run, a tenth of a second: sizes with more are tried after others
 _LARGE_INPUT = 2**22  # elements; larger ones are not tried after smaller ones were refused
+_MAX_CASES, _LONGEST = 8, 2**10  # sets of sizes, and the longest of a dimension, to run in all cases of the net
 _EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
@@ -153,9 +154,12 @@ def wanted_runs(
         yield Run(sizes, draw, feeds, runner.run(feeds))
 
 
-def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
+def drawn_runs(
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, notes: list[str]
+) -> Iterator[Run]:
     """Yield runs at two values of every dynamic size, or at one if ONNX Runtime accepts no second value.
 
+    A small model also runs in the other cases of the manifest; `notes` get those sizes that the net does not take.
     If ONNX Runtime rejects independent sizes, one size becomes the sum of two others. Raise its error if it rejects
     these too. Later inputs that it rejects are left out: for example detectors may fail without detections. So are
     inputs with NaN alone in an output that had numbers before: for example a graph without edges has no softmax.
@@ -171,17 +175,18 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         proven.update(_with_numbers(run.reference))
         return run
 
-    def drawn(number: int, draw: Draw) -> Iterator[Run]:
-        sizes = settings[number % len(settings)].sizes
-        feeds = draw_inputs(model, sizes, draw=draw, swept=swept)
+    def drawn(sizes: Mapping[str, int], draw: Draw) -> Iterator[Run]:
         announce(f"ONNX Runtime runs the model, {draw}")
         try:
+            feeds = draw_inputs(model, sizes, draw=draw, swept=swept)
             reference = runner.run(feeds)
         except CrashError:
             raise
-        except RunError:
+        except (RunError, UsageError):
             return
-        if not any(np.isnan(reference[name]).all() for name in proven if reference[name].size):
+        if too_small(manifest, feeds):
+            notes.append(f"not tried: {Run(sizes, None, {}, {})}, which the model takes, and the net does not")
+        elif not any(np.isnan(reference[name]).all() for name in proven if reference[name].size):
             yield Run(sizes, draw, feeds, reference)
 
     yield count(settings[0])
@@ -190,16 +195,38 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     numbers = sum(array.size for array in settings[0].feeds.values())
     is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
     first, *further = inputs.draws(seed, is_small=is_small, is_tiny=inputs.is_tiny(weights, numbers, len(model.graph)))
-    if len(settings) > 1 and is_small:
-        yield from map(count, drawn(1, first))
+    usual = [run.sizes for run in settings]
+    for sizes in (*usual[1:], *_other_cases(manifest, usual)) if is_small else ():
+        yield from map(count, drawn(sizes, first))
     for number, draw in enumerate(further):
-        yield from map(count, drawn(number + 1, draw))
+        yield from map(count, drawn(usual[(number + 1) % len(usual)], draw))
     for draw in inputs.sweeps(seed, entries, swept) if is_small else ():
-        yield from map(count, drawn(0, draw))
+        yield from map(count, drawn(usual[0], draw))
     for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_PER_RANGE)):
         if len(proven) == len(settings[0].reference):
             return
-        yield from (count(run) for run in drawn(0, draw) if _with_numbers(run.reference) - proven)
+        yield from (count(run) for run in drawn(usual[0], draw) if _with_numbers(run.reference) - proven)
+
+
+def _other_cases(manifest: Manifest | None, usual: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Return sizes near the first ones, at which one of the manifest's `cases` is above 0, or not, as at no `usual`."""
+    tried = list(usual)
+
+    def changed(name: str) -> Iterator[dict[str, int]]:
+        for size in sorted(range(1, _LONGEST), key=lambda size: abs(size - usual[0][name])):
+            yield {**usual[0], name: size}
+
+    for text, is_above in product(manifest.cases if manifest else (), (False, True)):
+        is_case = partial(_is_case, text, is_above)
+        if len(tried) < _MAX_CASES and not any(map(is_case, tried)):
+            near = chain.from_iterable(changed(name) for name in usual[0] if name in text)
+            tried += islice(filter(is_case, near), 1)
+    return [sizes for sizes in tried[len(usual) :] if _cost(manifest, sizes) <= _cost(manifest, usual[0])]
+
+
+def _is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
+    size = parsed_size(text, sizes)
+    return isinstance(size, int) and (size > 0) == is_above
 
 
 def _quality(reference: Mapping[str, Array]) -> int:
@@ -271,15 +298,16 @@ def _choices(
     model: LoadedModel, manifest: Manifest | None, batches: Collection[str], total: inputs.Total | None
 ) -> list[dict[str, int]]:
     """Return values for all dynamic sizes, in the order to try them; costly ones follow the other usual ones."""
-    least, macs = Counter(manifest.minimum if manifest else {}), manifest.macs if manifest else ""
-
-    def cost(sizes: Mapping[str, int]) -> int:
-        count = parsed_size(macs, sizes)
-        return max(count, _COSTLY) if isinstance(count, int) else 0
-
+    least, cost = Counter(manifest.minimum if manifest else {}), partial(_cost, manifest)
     choices = [dynamic_sizes(model, lengths, batches, total) for lengths in inputs.LENGTHS]
     above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
     return [*sorted(above[: inputs.USUAL], key=cost), *above[inputs.USUAL :]] if choices[0] else choices[:1]
+
+
+def _cost(manifest: Manifest | None, sizes: Mapping[str, int]) -> int:
+    """Return the multiply-adds of a run, if there are many."""
+    count = parsed_size(manifest.macs, sizes) if manifest else None
+    return max(count, _COSTLY) if isinstance(count, int) else _COSTLY
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:

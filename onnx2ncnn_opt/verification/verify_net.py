@@ -167,7 +167,8 @@ class ModelRuns:
         if self.decoder is not None:
             yield from self.decoder.runs()
         elif options.feeds is None:
-            yield from wanted_runs(*fixed, options.wanted) if options.wanted else drawn_runs(*fixed)
+            wanted = options.wanted
+            yield from wanted_runs(*fixed, wanted) if wanted else drawn_runs(*fixed, self.notes)
         else:
             feeds = given_inputs(options.feeds, self.model, self.manifest)
             if small := too_small(self.manifest, feeds):

@@ -66,6 +66,21 @@ def test_copies_of_shared_weights_are_noted(tmp_path: Path) -> None:
     assert "note: the net stores 22,020,096 numbers, the model 1,048,576: ncnn's layers cannot share" in ended.out
 
 
+def test_sizes_that_are_left_out_come_first(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "(float[1, t, 4] x, float[1, n] z) => (float y, float w) <int64[1] one = {1}, int64[1] four = {4}> {"
+        " n = Shape<start = 1, end = 2>(x) q = Div(n, four) k = Mul(q, four) rest = Slice(x, k, n, one)"
+        " p = Mul(rest, rest) y = Concat<axis = 1>(x, p) w = Gather<axis = 1>(z, four) }",
+    )
+    _, *notes = run_well(tmp_path, "convert", "model.onnx").out.splitlines()
+    assert notes[:2] == [
+        "note: n must be 5 or more in this net; for smaller sizes, fix it with --shape",
+        "note: t: this net may not take all sizes of the model",
+    ]
+    assert "note: not tried: t=44 n=45, which the model takes, and the net does not" in notes
+
+
 def test_the_summary_is_plain_lines(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "-o", "net")
     assert names(small) == {"model.onnx"} | net_files("net")

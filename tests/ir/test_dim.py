@@ -191,6 +191,13 @@ def test_strided_layers_stay_flat() -> None:
     assert (h * symbol("w")) // symbol("w") == h
 
 
+def test_divisions_lose_common_factors() -> None:
+    h, w = symbol("h"), symbol("w")
+    assert (8 * h * w) // (16 * w) == h // 2
+    assert (6 * h * w + 2 * w) // (4 * w * w) == (3 * h + 1) // (2 * w)
+    assert (h // 2 * w) // (h // 2 * 3) == w // 3
+
+
 def test_divisions_that_are_no_sizes() -> None:
     h = symbol("h")
     with pytest.raises(ZeroDivisionError):

@@ -137,3 +137,36 @@ def test_a_verification_draws_sizes_from_the_minimum_on(kernel: int) -> None:
     sizes = [run["n"] for run in report.sizes]
     assert len(set(sizes)) == 2
     assert min(sizes) >= kernel
+
+
+_REST = "n = Shape<start = 1, end = 2>(x) q = Div(n, four) k = Mul(q, four) rest = Slice(x, k, n, one)"
+_WINDOW = (
+    "n = Shape<start = 1, end = 2>(x) n0 = Squeeze(n) r = Range(zero, n0, step) i = Unsqueeze(r, one) d = Sub(r, i)"
+    " far = Abs(d) keep = LessOrEqual(far, hundred) m = Where(keep, off, low) t = Transpose<perm = [0, 2, 1]>(x)"
+    " s = MatMul(x, t) sm = Add(s, m) p = Softmax<axis = -1>(sm) y = MatMul(p, x)"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "notes"),
+    [
+        (f"{_REST} y = Concat<axis = 1>(x, rest)", {64, 63, 1}, []),
+        (
+            f"{_REST} p = Mul(rest, rest) y = Concat<axis = 1>(x, p)",
+            {45, 1},
+            ["not tried: t=44, which the model takes, and the net does not"],
+        ),
+        (_WINDOW, {64, 102, 1}, []),
+    ],
+)
+def test_a_verification_tries_every_case(nodes: str, sizes: set[int], notes: list[str]) -> None:
+    """Remainders that are 0, and others; one token; above and below a window."""
+    model = parsed(
+        "(float[1, t, 4] x) => (float y) <int64[1] one = {1}, int64[1] four = {4}, int64 zero = {0}, int64 step = {1},"
+        f" int64 hundred = {{100}}, float off = {{0}}, float low = {{-10000}}> {{ {nodes} }}",
+        opset=18,
+    )
+    report = lower(model).verify(worker=WORKER)
+    report.check()
+    assert {run["t"] for run in report.sizes} >= sizes
+    assert [note for note in report.notes if "tried" in note] == notes

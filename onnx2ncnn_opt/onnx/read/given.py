@@ -3,6 +3,7 @@
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import UsageError
@@ -97,6 +98,7 @@ def _solved(difference: Dim, name: str) -> Dim | None:
     return value if all(n > 0 for n in (value.terms.values() if isinstance(value, Sym) else (value,))) else None
 
 
+@lru_cache(maxsize=256)
 def _tree(text: str) -> ast.expr | None:
     if len(text) > _LONGEST:
         return None
