@@ -93,12 +93,9 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     constants = (value.const_value for value in result.model.graph.initializers.values())
     tensors = [tensor for tensor in constants if tensor is not None]
     own, stored = sum(tensor.size for tensor in tensors), parameters(result.graph)
-    for word, option in (("float16", "--fp16"), ("bfloat16", "--bf16")):
-        short = sum(tensor.size for tensor in tensors if tensor.dtype.name.lower() == word)
-        if 2 * short > own and result.storage is None:
-            notes.append(
-                f"the model's weights are {word}, and the net's have 32 bits: {option} keeps them: half the size"
-            )
+    short = sum(tensor.size for tensor in tensors if tensor.dtype.itemsize == 2 and tensor.dtype.is_floating_point())
+    if 2 * short > own and result.storage is None:
+        notes.append("the model's weights have 16 bits, and the net's 32; --fp16 keeps them: half the size")
     if stored > 4 * own + _MANY_COPIES:  # weights of 2 bits are four to a number
         copies = "ncnn's layers cannot share weights, so each has a copy, and computed tables are weights"
         notes.append(f"the net stores {stored:,} numbers, the model {own:,}: {copies}")

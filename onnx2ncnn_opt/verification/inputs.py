@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Shape, Sym, known, named
+from onnx2ncnn_opt.ir.dim import Shape, Sym, named
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -259,13 +259,10 @@ def dynamic_sizes(
             length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
             if len(info.shape) > 3:
                 length = min(length, _MAX_HEIGHT)
-            if not isinstance(dim, Sym):
-                continue
-            for name in sorted(dim.names()):
-                size = lengths.batch if name in batches else length if axis else lengths.outer
-                [one], [two] = (known(named((dim,), {**dict.fromkeys(dim.names(), 1), name: k})) for k in (1, 2))
-                step = two - one  # of the axis; of 8*h it is 8
-                sizes.setdefault(name, max(1, 1 + (size - one) // step) if step > 1 else size)
+            if isinstance(dim, Sym):
+                for name in sorted(dim.names()):
+                    size = lengths.batch if name in batches else length if axis else lengths.outer
+                    sizes.setdefault(name, max(1, size // max(1, dim.terms.get((name,), 1))))
     for name in sizes:
         value = parsed_size(name, {other: sizes[other] for other in sizes if other != name})
         if isinstance(value, int) and value > 0:

@@ -45,8 +45,7 @@ def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, 
         name, run = next(iter(first.items()))
         names = f"'{name}' and {len(first) - 1} more" if len(first) > 1 else f"'{name}'"
         counts = _special_counts(run.reference[name])
-        where = f" ({run})" if str(run) else ""
-        yield f"the model itself gives NaN for {names}{where}, which is left out: {counts}; --inputs gives other inputs"
+        yield f"the model gives NaN for {names} ({run}), which is left out: {counts}; --inputs gives other inputs"
 
 
 def _has_nan(array: Array) -> bool:

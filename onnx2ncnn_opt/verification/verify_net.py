@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
+from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UnprovenError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -202,7 +202,6 @@ class _ModelJudge:
         self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
-        self._is_hidden = False  # ordinary inputs give NaN that the outputs do not show: other inputs are no better
         self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
         # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
         caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
@@ -229,8 +228,6 @@ class _ModelJudge:
                 break
             self.done.append(run)
             yield run
-            if self._is_hidden:
-                break
 
     def _runs_like_data(self) -> Iterator[Run]:
         """Yield runs on inputs like data, of a scale that suits the net, as far as both runtimes take them."""
@@ -267,19 +264,14 @@ class _ModelJudge:
             if self._has_plain and (is_undecided or comparison.leaves_budget(outputs)):
                 _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
             outputs = comparison.with_scores(way, outputs)
-        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
-        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
         if is_wrong(outputs) and (maker := self.rounding.hidden_nan(run.feeds)):
-            reason = f"{maker} gives NaN on these inputs, and a later node hides it; {ADVICE}"
-            if run.draw is None or run.draw.plain:
-                self._is_hidden = True
-            elif not any(maker in note for note in self.notes):
-                self.notes.append(f"not compared at {run}: {reason}")
-            wrong = ("mismatch", "nan", "shape")
-            outputs = [OutputReport(r.name, r.blob, "unproven", reason) if r.status in wrong else r for r in outputs]
+            where = f"at {run}" if str(run) else "on these inputs"
+            raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
         if is_wrong(outputs):
             self._worst = math.inf, comparison, way
         # Without right values at the cut, or right scores, the further rows were not judged.
+        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
+        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
         missing = set(further) - {row.name for row in outputs}
         return [*outputs, *(OutputReport(name, None, "unproven", reason) for name in further if name in missing)]
 

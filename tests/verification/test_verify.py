@@ -402,7 +402,7 @@ def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
     assert statuses(report) == {"y": "unproven"}
     assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
     assert report.notes == (
-        "the model itself gives NaN for 'y', which is left out: 4 NaN of 4; --inputs gives other inputs",
+        "the model gives NaN for 'y' (), which is left out: 4 NaN of 4; --inputs gives other inputs",
     )
     message = "outputs are unproven:.*\n.*proves nothing; give inputs that suit the model with --inputs or --value"
     with pytest.raises(UnprovenError, match=message) as caught:
@@ -443,9 +443,8 @@ GUMBEL = (
 def test_nan_inside_that_no_output_shows() -> None:
     """ArgMax hides NaN, and each runtime in its own way; noise between 0 and 1 gives none."""
     conversion = lower(parsed(GUMBEL))
-    report = conversion.verify(worker=WORKER)
-    assert statuses(report) == {"i": "unproven"}
-    assert "Log 'outer' gives NaN on these inputs, and a later node hides it; give inputs" in report.outputs[0].message
+    with pytest.raises(UnprovenError, match="Log 'outer' gives NaN at seed 0, and a later node hides it; give inputs"):
+        conversion.verify(worker=WORKER)
     x = np.array([[1, 5, 2, 4]], np.float32)
     inside = Verification(feeds={"x": x, "u": np.full((1, 4), 0.5, np.float32)})
     assert conversion.verify(inside, worker=WORKER).ok
