@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import NOT_RUN, Conversion, Files, lower
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
@@ -90,8 +89,6 @@ def convert(  # noqa: PLR0913
         tied = _tied(model, shapes, values, outputs, append) if is_run else None
         source: dict[str, Any] = {"inputs": inputs, "dynamic_shapes": dynamic_shapes, "append": append}
         loaded, shapes = (tied.model, tied.shapes) if tied else (None, shapes)
-        if entry_points.installed_ops():
-            loaded = None  # it may lack calls of functions that a plug-in imports
         lowered = lower(model, shapes=shapes, loaded=loaded, **source, **options)
     conversion, layers = replace(lowered, equal=tied.names if tied else ()), count_layers(lowered.graph)
     if verification is not None:

@@ -366,9 +366,8 @@ def lower(  # noqa: PLR0913
     moves nodes at the model's end that ncnn cannot express to a tail after the net, "auto" also nodes that would be
     many layers. `append` appends the decoding of a detector's raw output to the model:
     "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: "keep" makes the
-    products of a quantised model int8 layers, "float" makes them float layers, with the model's roundings unless it
-    has a DynamicQuantizeLSTM. `loaded` is the model, if the caller has loaded it with the same bindings; its graph
-    changes.
+    products of a quantised model int8 layers, "float" float layers with its roundings, if it has no quantised LSTM.
+    `loaded` is the model, if the caller has loaded it with the same bindings; its graph changes.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -473,7 +472,7 @@ class _Request:
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
         """Import the model; load it from its source unless it is `loaded`."""
         importers, custom = entry_points.installed_ops(), parse_custom(self.custom)
-        if loaded is None:
+        if loaded is None or importers:  # the loaded model lacks functions of importers
             opaque = {(op.domain, op.name) for op in importers} | {(op.domain, op.name) for op in custom}
             loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **self.bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):

@@ -306,5 +306,4 @@ def _prefix(model: Path, prefix: str | None, split: str | None) -> Path:
         return model.with_name(stem)
     check_prefix(prefix, _ENDINGS)
     path = Path(prefix.removesuffix(".ncnn"))
-    is_own = split is not None and not prefix.endswith(os.sep)  # the folder of the three nets
-    return path / stem if is_folder(prefix) and not is_own else path
+    return path / stem if is_folder(prefix) and (split is None or prefix.endswith(os.sep)) else path

@@ -48,10 +48,7 @@ def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: 
 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
-    """Raise UsageError before the work if a result cannot be written, or would overwrite a source.
-
-    A missing folder is made if its own folder exists; the end of the command removes it if it is empty.
-    """
+    """Raise UsageError before the work if a result cannot be written, or would overwrite a source; make its folder."""
     for path in paths:
         folder = path.parent
         if not folder.exists() and folder.parent.is_dir():

@@ -248,9 +248,8 @@ def dynamic_sizes(
     """Return a value for every dynamic size of the model.
 
     The size of an axis is a field of `lengths`: `batch` for names in `batches`, `outer` on first axes, `tokens` in
-    integer inputs, `width` on the last of four axes, else `length`; a name is then as large as that allows (``8*h``). A
-    name that is an expression of others (``past + n``) gets the expression's value; `total` is a sum that the names do
-    not show.
+    integer inputs, `width` on the last of four axes, else `length`; h of ``8*h`` is an eighth of it. A name that is an
+    expression of others (``past + n``) gets the expression's value; `total` is a sum that the names do not show.
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):

@@ -105,10 +105,12 @@ class _ErrorWriter(NodeWriter):
     def add(self, node: onnx.NodeProto) -> None:
         """Add a node of the model, with errors of its inputs and outputs."""
         traits = traits_of(node.domain, node.op_type, self._opsets.get(node.domain, 1))
+        is_cast = node.op_type == "Cast" and self._types.get(node.output[0]) in _INTEGERS
+        dtype = self._types.get(node.input[0]) if is_cast else None
         self._perturb_decisions(node, traits)
         if traits.errors in ("input", "gates") and self._types.get(node.input[0]) in _FLOATS:
             node.input[0] = self.perturb(node.input[0], self._types[node.input[0]], _CANCELLED_ERROR)
-        self.nodes.append(node)
+        self.nodes.append(node if dtype not in _FLOATS else self._defined(node, dtype))
         moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
         is_integral = all(name in self._integral or self._types.get(name) in _INTEGERS for name in moved)
         if node.op_type in _INTEGER_RESULTS or (moved and is_integral):
@@ -137,6 +139,15 @@ class _ErrorWriter(NodeWriter):
                 node.input[index] = self.perturb_decision(name, self._types[name])
                 if node.op_type == "Equal" and index == 1:
                     node.input[1] = self.equal_if_near(node.input[1], node.input[0], self._types[name])
+
+    def _defined(self, node: onnx.NodeProto, dtype: int) -> onnx.NodeProto:
+        """Return a Cast of errors in place of numbers that its integers do not hold, as ONNX does not define that."""
+        cast, limits = onnx.NodeProto(), np.iinfo(helper.tensor_dtype_to_np_dtype(self._types[node.output[0]]))
+        ends = self.number(limits.min - 1.0, dtype), self.number(limits.max + 1.0, dtype)
+        inside = [self.node(kind, node.input[0], end) for kind, end in zip(("Greater", "Less"), ends, strict=True)]
+        cast.CopyFrom(node)
+        cast.input[0] = self.node("Where", self.node("And", *inside), node.input[0], self.errors(node.input[0], dtype))
+        return cast
 
     def _perturb_outputs(self, node: onnx.NodeProto, traits: Traits) -> None:
         """Perturb the numbers that a node computes."""

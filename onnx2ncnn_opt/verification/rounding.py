@@ -51,7 +51,7 @@ _TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as flo
 _MANY_WEIGHTS = 2**25
 
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
-# What ONNX defines for NaN: a test, a choice of elements, or nothing that depends on numbers.
+# ONNX defines what these make of NaN, so models use them as guards.
 _NAN_RULES = frozenset(("Gather", "GatherElements", "GatherND", "IsNaN", "Shape", "Size", "Slice", "Split", "Where"))
 _NO_SLICES = Tolerance(slices=False)
 # The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
@@ -134,7 +134,6 @@ class Rounding:
         if not is_quantised or self._floats is None or actual.shape != reference.shape:
             return report
         float_runner, within, coarser = self._floats
-        wider = replace(within, relative=2 * within.relative, slices=False)
         try:
             floats = float_runner.run_any(feeds)[report.name].astype(np.float64)
         except RunError:
@@ -145,8 +144,8 @@ class Rounding:
             text = f"the model itself is off by {_relative(numbers, floats):.1e} from its form without 8-bit roundings"
             numbers_of = compare(actual, floats).report(report.name, report.blob)
             return replace(numbers_of, status="ok", message=f"{WITHOUT_ROUNDINGS}; {text}")
-        is_near = is_int8 and compare(actual, numbers, wider).ok
-        return replace(report, status="ok", message="") if is_near else report
+        wider = replace(within, relative=2 * within.relative, slices=False)
+        return replace(report, status="ok", message="") if is_int8 and compare(actual, numbers, wider).ok else report
 
     @cached_property
     def _floats(self) -> tuple[OrtRunner, Tolerance, float] | None:
@@ -237,10 +236,7 @@ class Rounding:
         return {name: _relative(array, reference[name]) for name, array in results.items()}
 
     def hidden_nan(self, feeds: Mapping[str, Array]) -> str:
-        """Return the first node that makes NaN, if a later node makes numbers of NaN by no rule of ONNX; else "".
-
-        Example: an ArgMax over NaN. The rules for IsNaN and Where are clear, so models use them as guards.
-        """
+        """Return the first node that makes NaN, if a later one, such as ArgMax, makes numbers of it; else ""."""
         try:
             values = model_values(self._model, feeds, self._values, _TIMEOUT)
         except RunError:

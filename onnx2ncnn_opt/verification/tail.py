@@ -173,8 +173,12 @@ class TailJudge:
 
 
 def _with_bit_errors(draw: np.random.Generator, array: Array, inputs: Array | None) -> Array:
-    """Add errors up to a bit of float32 to results, the same for equal inputs; integers stay."""
-    if array.dtype.kind != "f":
+    """Add errors up to a bit of float32 to results, the same for equal inputs; integers stay where Cast is defined."""
+    if inputs is not None and inputs.dtype.kind == "f" and array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        is_inside = (inputs > limits.min - 1.0) & (inputs < limits.max + 1.0)
+        return np.where(is_inside, array, draw.integers(0, 2, array.shape)).astype(array.dtype)
+    if array.dtype.kind != "f" or (inputs is not None and inputs.dtype != array.dtype):
         return array
     errors = draw.uniform(-1, 1, array.shape)
     if inputs is not None and inputs.shape == array.shape:

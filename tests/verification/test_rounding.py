@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.base import Array
@@ -56,6 +57,21 @@ def test_a_quotient_of_integers_decides_for_itself() -> None:
     graph = """(float[6] x) => (float[2] y) <float three = {3}, int64[1] two = {2}> {
         v, i = TopK(x, two) f = Cast<to = 1>(i) q = Div(f, three) r = Floor(q) n = Cast<to = 7>(r) y = Gather(x, n) }"""
     assert spread(graph, np.array([0, 0.5, 0, 1, 0, 0], np.float32)).max() < 1e-4
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(("to", "limit"), [(6, 2.0**31), (7, 2.0**63), (2, 256), (3, 128)])
+def test_casts_that_onnx_does_not_define_decide_nothing(to: int, limit: float, constant: bool) -> None:
+    """ONNX Runtime gives the lowest integer on x86, and the nearest on ARM."""
+    x = np.array([3.5, np.nan, limit, -1.1 * limit, np.inf, limit / 2], np.float32)
+    proto = parsed(f"(float[6] x) => (float[6] y) {{ a = Cast<to = {to}>(x) b = Cast<to = 1>(a) y = Neg(b) }}")
+    if constant:
+        proto.graph.input[0].name = "unused"
+        proto.graph.initializer.append(numpy_helper.from_array(x, "x"))
+    model, feeds = bytes(proto.SerializeToString()), {proto.graph.input[0].name: x}
+    reference = OrtRunner(model).run(feeds)
+    moved = Rounding(model, (), {}).spread(feeds, reference)["y"]
+    np.testing.assert_array_equal(moved > 0.5, [False, True, True, True, True, False])
 
 
 def test_values_that_may_be_infinite_move_without_bounds() -> None:

@@ -72,6 +72,30 @@ def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the first wrong node is Mod 'node_" in message
 
 
+def test_casts_that_onnx_does_not_define_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ARM they give the nearest integer, on x86 the lowest."""
+    monkeypatch.setenv("PATH", "")
+    graph = "(float[8] x) => (float[8] z, int32[1, n] y) <float one = {1}> { z = Relu(x) i = NonZero(x)"
+    conversion = lower(parsed(f"{graph} f = Cast<to = 1>(i) q = Div(one, f) y = Cast<to = 6>(q) }}"))
+    assert statuses(conversion) == {"ok"}
+    op = TAIL_OPS["Cast"]
+
+    @wraps(op.function)
+    def saturated(x: Any, **attributes: Any) -> Any:
+        y = op.function(x, **attributes)
+        return np.where(np.isposinf(x), np.iinfo(np.int32).max, y).astype(y.dtype)
+
+    monkeypatch.setitem(TAIL_OPS, "Cast", replace(op, function=saturated))
+    assert statuses(conversion) == {"ok"}
+
+    @wraps(op.function)
+    def shifted(x: Any, **attributes: Any) -> Any:
+        return op.function(x, **attributes) + np.int32(1)
+
+    monkeypatch.setitem(TAIL_OPS, "Cast", replace(op, function=shifted))
+    assert "mismatch" in statuses(conversion)
+
+
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     conversion, op = head("yolov10.dyn"), TAIL_OPS["TopK"]
     assert statuses(conversion) == {"ok"}

@@ -112,7 +112,7 @@ class Program:
     def run(self, arrays: Mapping[str, NDArray[Any]], inexact: Inexact | None = None) -> dict[str, NDArray[Any]]:
         """Return the outputs by name. Raises UsageError for invalid arrays, RunError if a node fails.
 
-        `inexact` is applied to results of functions such as exp, and their first input; it adds errors.
+        `inexact` is applied to results of functions such as exp, and of Cast, and their first input; it adds errors.
         """
         values = {**self.constants, **dict(self._checked(arrays))}
         total = 0
@@ -123,7 +123,7 @@ class Program:
                 try:
                     inputs = [values.get(name) for name in node.inputs]
                     results = node.op.run(inputs, node.attributes)
-                    if inexact is not None and node.op.is_inexact:
+                    if inexact is not None and (node.op.is_inexact or node.operator == "Cast"):
                         results = [inexact(result, inputs[0]) for result in results]
                     total += sum(result.size for result in results)
                     if total > _MOST_ELEMENTS or any(result.ndim > _DEEPEST for result in results):
