@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.dim import Sym, named
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 _SECONDS = 15.0
 # Usual sizes of exported models: sides of images, and lengths of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
-_LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2, 1)
+_MAPS, _VOLUMES, _COLOURS = (64, 32, 28, 48, 16), (64, 32, 96, 128, 16), 4  # inner maps have more channels than images
+_LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000)
+_SOUNDS = (16000, 8000, 48000, *_LENGTHS)
+_LEAST = 7  # smaller frozen sizes are of kernels
+_FACTORS = (2, 4, 32)  # of dynamic dimensions
 _MOST = 2**22  # elements of a size tried for all dimensions
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
 _ROWS = 32  # of a first axis that is no batch, such as the frames of a sound
@@ -58,7 +63,11 @@ def working_options(
         return None
     end = time.monotonic() + _SECONDS
     runner = None if verification is None else _runner(model, loaded)
-    attempts = _attempts(loaded, runner, end - _SECONDS / 3)  # the last third is for other attempts
+    is_size = isinstance(error, UnsupportedError) and any("--shape" in node.hint for node in error.nodes)
+    attempts = _attempts(loaded, runner, end - _SECONDS / 3, _FACTORS if is_size else ())  # a third is for others
+    steps = past_lengths(loaded.net_inputs) if isinstance(error, RunError) else None
+    if steps is not None and isinstance(steps.new, Sym):  # a decoder, perhaps of single tokens
+        attempts = chain([_named(loaded.inputs, {str(steps.new): 1})], attempts)
     if isinstance(error, UsageError):
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
@@ -166,8 +175,10 @@ def _problem(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, 
     return ""
 
 
-def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
-    """Yield values of flags, with sizes of dynamic dimensions with which the model runs.
+def _attempts(
+    model: LoadedModel, runner: OrtRunner | None, end: float, factors: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield values of flags, with dimensions times `factors`, then with fixed ones with which the model runs.
 
     Integers for each item of a batch may be the lengths of sequences: then they are bound to the full length.
     """
@@ -179,6 +190,9 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
         bound = {"values": values} if flags else {}
         if bound:
             yield bound
+        new = {name: symbol(name.swapcase()) for name in dims.sized if name.isidentifier()}
+        for factor in factors if new else ():
+            yield {**bound, **_named(dims.inputs, {name: size * factor for name, size in new.items()})}
         for length, shapes in dims.running(partial(_problem, runner, model, values), end):
             yield {**bound, "shapes": shapes}
             if lengths:
@@ -198,12 +212,13 @@ class _Dimensions:
         axes = [(info, axis, name) for info in self.inputs for axis, dim in enumerate(info.shape) for name in _of(dim)]
         self.names = {name for *_, name in axes}
         self.batches = {name for info, axis, name in axes if _is_batch(info, axis)}
-        images = [info for info in self.inputs if len(info.shape) == 4]
-        usual = _SIDES if images else _LENGTHS
+        images = [info for info in self.inputs if len(info.shape) > 3]
+        usual = _usual_sizes(images or self.inputs)
         self.frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
         self.sides = [name for info in images for dim in info.shape[2:] for name in _of(dim)]
         self.sized = list(dict.fromkeys(self.sides or sorted(self.names - self.batches)))
-        candidates = dict.fromkeys((usual[0], *self.frozen, *usual)) if self.names - self.batches else (1,)
+        frozen = [size for size in self.frozen if size >= _LEAST]
+        candidates = dict.fromkeys((usual[0], *frozen, *usual)) if self.names - self.batches else (1,)
         self.sizes = [size for size in candidates if size ** len(self.sized) <= _MOST]
         batches = (*_frozen_batches(model), *([] if images else [_ROWS])) if self.batches else ()
         self.counts = (1, *batches)
@@ -215,7 +230,6 @@ class _Dimensions:
 
         `problem_at` returns the error at some sizes, or "". An error may tell the sizes that suit the model.
         """
-        last = max(self.sizes, key=lambda size: self.sizes.index(size) if size > 1 else 0, default=0)  # 1 proves little
         untried = [(size, size, count) for count in self.counts for size in self.sizes if self.names]
         fitting, runs = set[int](), False
         while untried and time.monotonic() < end:
@@ -232,11 +246,28 @@ class _Dimensions:
                 fitting |= new
                 pairs = [(size, size) for size in sorted(new)]
                 pairs += permutations(sorted(fitting), 2) if len(self.sized) == 2 else ()
-            was_last = height == width == last and (count == self.counts[-1] or not self.sides)
+            was_last = height == width == self.sizes[-1] and (count == self.counts[-1] or not self.sides)
             if not runs and was_last and len(self.sized) == 2:
                 different = _sides(problem, height) if self.sides else permutations(self.frozen, 2)
                 pairs = [pair for pair in different if math.prod(pair) <= _MOST] + pairs
             untried = [(*pair, count) for pair in pairs] + untried
+
+
+def _named(inputs: Iterable[InputInfo], sizes: Mapping[str, Dim]) -> dict[str, Any]:
+    """Return the shapes of inputs with other sizes for names, as options."""
+    return {"shapes": {info.name: named(info.shape, sizes) for info in inputs if names_in(info.shape)}}
+
+
+def _usual_sizes(inputs: Sequence[InputInfo]) -> tuple[int, ...]:
+    """Return the usual sizes of inputs, all of which are images, or none."""
+    channels = [info.shape[1] for info in inputs if len(info.shape) > 3]
+    if not channels:
+        rows = [info.shape for info in inputs if info.dtype.is_floating_point()]
+        is_sound = any(math.prod(size for size in shape if isinstance(size, int)) == 1 for shape in rows)
+        return _SOUNDS if is_sound else _LENGTHS
+    if any(len(info.shape) == 5 for info in inputs):
+        return _VOLUMES
+    return _MAPS if all(isinstance(count, int) and count > _COLOURS for count in channels) else _SIDES
 
 
 def _fitting(problem: str, size: int) -> list[int]:

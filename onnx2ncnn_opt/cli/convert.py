@@ -285,7 +285,14 @@ class _Job:
                 text = text.replace(f"\n{error.plan}", "")
         if more is None:
             return text
-        replaced = {"--outputs": "outputs" in more, "--shape": isinstance(error, UsageError)}
+        is_usage = isinstance(error, UsageError)
+        if "shapes" in more and not is_usage:
+            more = {**more, "shapes": {**(self.options["shapes"] or {}), **more["shapes"]}}
+        replaced = {
+            "--outputs": "outputs" in more,
+            "--custom": "custom" in more,
+            "--shape": is_usage or "shapes" in more,
+        }
         kept = without(self.output.arguments, *(option for option, is_replaced in replaced.items() if is_replaced))
         kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
         if error.advice and more.keys() <= {"shapes", "values"}:

@@ -51,7 +51,7 @@ def equal_sizes(
     except RunError:  # conversion or verification will report it
         return EqualSizes((), shapes or {}, loaded)
     trial = _Trial(loaded, runner)
-    base = trial.base()
+    base = trial.base(groups)
     equal = [] if base is None else [names for group in groups if (names := trial.equal(group, *base))]
     first: dict[str, Dim] = {name: symbol(names[0]) for names in equal for name in names[1:]}
     renamed: dict[str, Sequence[Any]] = dict(shapes or {})
@@ -80,13 +80,17 @@ class _Trial:
     _model: LoadedModel
     _runner: OrtRunner
 
-    def base(self) -> tuple[dict[str, int], Total | None] | None:
-        """Return sizes at which the model runs, and the size that is a sum of two others; None if no run succeeds."""
+    def base(self, groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], Total | None] | None:
+        """Return sizes at which the model runs, and the size that is a sum of two others; None if no run succeeds.
+
+        The names of a group get one size if the model does not run with different ones.
+        """
         names = list(dynamic_sizes(self._model))
         for total, lengths in product(totals(names), LENGTHS[1:3]):
             sizes = dynamic_sizes(self._model, lengths, total=total)
-            if self._runs(sizes):
-                return sizes, total
+            for chosen in (sizes, sizes | {name: sizes[group[0]] for group in groups for name in group}):
+                if self._runs(chosen):
+                    return chosen, total
         return None
 
     def equal(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
 from onnx2ncnn_opt.api import working_options
 from onnx2ncnn_opt.cli.main import main
 from testing.command import Ended, without_progress
+from testing.decoders import MODEL, model_of
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
@@ -69,6 +71,22 @@ SIDES = (
     "(float[1, 3, A, B] a, float[1, 3, C, D] b, float[1, 3, E, F] c) => (float[1, 3] x, float[1, 3, C, D] y, "
     "float[1, 3, E, F] z) { x = Det(a) y = Relu(b) z = Relu(c) }"
 )
+# The ratio of the sizes is fixed only for multiples of 4.
+POOLED = (
+    "(float[1, 3, H, W] x) => (float y) { a = AveragePool<kernel_shape = [4, 4], strides = [4, 4]>(x) "
+    's = Shape(x) y = Resize<mode = "nearest">(a, , , s) }'
+)
+
+
+def of_fixed_sizes(shape: str, kernel: str) -> str:
+    """Return a model whose pads need fixed sizes."""
+    strides, rank = ", ".join("2" for _ in kernel.split(",")[2:]), kernel.count(",") + 1
+    return (
+        f"(float[{shape}] x) => (float y) <float one = {{0.5}}, int64[{rank}] s = {{{kernel}}}> "
+        f'{{ w = Expand(one, s) a = Relu(x) y = ConvTranspose<auto_pad = "SAME_UPPER", strides = [{strides}]>(a, w) }}'
+    )
+
+
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 # Together their names are longer than a line of an error.
@@ -109,6 +127,12 @@ def proposed(ended: Ended) -> str:
         (FRAMES, "--shape x:32,324", 2),
         (PAIR, "--shape x:1,20,3", 2),
         (UNPROVEN, "--shape x:1,37", 2),
+        (POOLED, "--shape 'x:1,3,4*h,4*w'", 1),
+        (of_fixed_sizes("1, 3, H, W", "3, 2, 3, 3"), "--shape x:1,3,640,640", 1),
+        (of_fixed_sizes("1, 16, H, W", "16, 2, 3, 3"), "--shape x:1,16,64,64", 1),
+        (of_fixed_sizes("1, 1, D, H, W", "1, 2, 3, 3, 3"), "--shape x:1,1,64,64,64", 1),
+        (of_fixed_sizes("N, 1, L", "1, 2, 3"), "--shape x:1,1,16000", 1),
+        (of_fixed_sizes("N, 4, L", "4, 2, 3"), "--shape x:1,4,512", 1),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
         (RAGGED, "--value n=512 --shape x:1,512,4", 1),
@@ -187,6 +211,28 @@ def test_a_wrong_shape_ends_with_one_that_works(
     words = shlex.split(proposed(ended))
     assert words == ["convert", "model.onnx", "-o", "net", *right]
     assert run(*words).code == 0
+
+
+def test_a_given_shape_is_not_given_twice(tmp_path: Path, run: Callable[..., Ended]) -> None:
+    write_model(tmp_path, of_fixed_sizes("1, 3, H, W", "3, 2, 3, 3"))
+    ended = run("convert", "model.onnx", "--shape", "x:1,3,?,64", "--effort", "quick")
+    command = proposed(ended)
+    assert command == "convert model.onnx --effort quick --shape x:1,3,640,64"
+    assert run(*shlex.split(command)).code == 0
+
+
+def test_a_decoder_of_single_tokens(tmp_path: Path, run: Callable[..., Ended]) -> None:
+    """As exported from one step: its Reshapes have one token."""
+    frozen = MODEL.replace("heads = {1, -1,", "heads = {1, 1,").replace("joined = {1, -1,", "joined = {1, 1,")
+    onnx.save(model_of(frozen.replace("group = {1, -1,", "group = {1, 1,")), tmp_path / "model.onnx")
+    ended = run("convert", "model.onnx")
+    command = proposed(ended)
+    assert (ended.code, command) == (
+        2,
+        "convert model.onnx --shape input_ids:1,1 --shape attention_mask:1,1+P --shape position_ids:1,1 "
+        "--shape past_key:1,1,P,8 --shape past_value:1,1,P,8",
+    )
+    assert run(*shlex.split(command)).code == 0
 
 
 def test_proposed_outputs_replace_the_given_ones(tmp_path: Path, run: Callable[..., Ended]) -> None:

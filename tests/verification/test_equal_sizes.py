@@ -24,6 +24,16 @@ def test_lengths_of_a_cache_are_one() -> None:
     conversion.verify().check()
 
 
+def test_a_mask_does_not_hide_equal_lengths() -> None:
+    """Floats are drawn longer than masks, and the model runs only if keys, values and the mask are equally long."""
+    graph = (
+        "(float[1, q, 4] x, float[1, k, 4] keys, float[1, v, 4] values, bool[1, q, k] mask) => (float[1, q, 4] y)"
+        " <float off = {0}, float low = {-10000}> { t = Transpose<perm = [0, 2, 1]>(keys) s = MatMul(x, t)"
+        " m = Where(mask, off, low) sm = Add(s, m) p = Softmax<axis = -1>(sm) y = MatMul(p, values) }"
+    )
+    assert equal_sizes(serialized(graph, 17)).names == (("k", "v"),)
+
+
 def test_lengths_that_are_apart_stay_apart() -> None:
     graph = "(float[1, a, 4] x, float[1, b, 4] y) => (float[1, c, 4] z) { z = Concat<axis = 1>(x, y) }"
     assert equal_sizes(serialized(graph, 17)).names == ()

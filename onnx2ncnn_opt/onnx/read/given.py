@@ -25,7 +25,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
 
 def listed_sizes(sizes: Iterable[GivenSize]) -> str:
     """Return sizes in the format of the option --shape."""
-    return ",".join("?" if size is None else str(size) for size in sizes)
+    return ",".join("?" if size is None else str(size).replace(" + ", "+") for size in sizes)
 
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
