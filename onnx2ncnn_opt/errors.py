@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
+from typing import NamedTuple
 
 _MAX_LINES, _MAX_LINE_LENGTH, _KEPT_END = 200, 500, 100
 _MAX_COMMAND_LENGTH = 2**17  # Linux takes no longer argument
-WORKS = "this works: "  # before a command, which is useless without its middle
+WORKS, THEN = "this works: ", "then: "  # before a command, which is useless without its middle
 
 
 class Error(Exception):
@@ -33,7 +34,7 @@ def bounded(text: str) -> str:
     begin = _MAX_LINE_LENGTH - _KEPT_END
     lines = [
         line
-        if len(line) <= (_MAX_COMMAND_LENGTH if line.startswith(WORKS) else _MAX_LINE_LENGTH)
+        if len(line) <= (_MAX_COMMAND_LENGTH if line.startswith((WORKS, THEN)) else _MAX_LINE_LENGTH)
         else f"{line[:begin]} ... {line[-_KEPT_END:]}"
         for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]
     ]
@@ -73,6 +74,18 @@ class Unsupported:
         return f"{text}; {self.hint}" if self.hint else text
 
 
+class Plan(NamedTuple):
+    """Two nets for a model: the outputs of the `first`, and the inputs and outputs of the second."""
+
+    first: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        second = f"the second from {', '.join(self.inputs)}"
+        return f"make two nets, the first up to {', '.join(self.first)}, {second} (docs/failed.md)"
+
+
 class UnsupportedError(ConversionError):
     """Nodes that have no exact ncnn form; `nodes` lists all of them, `advice` says how to convert without them.
 
@@ -80,7 +93,9 @@ class UnsupportedError(ConversionError):
     nets. A `plan` for two nets ends the advice. Nodes with the same reason share one line of the message.
     """
 
-    def __init__(self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str], plan: str = "") -> None:
+    def __init__(
+        self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str], plan: Plan | None = None
+    ) -> None:
         self.nodes, self.plan, self.cuts = tuple(nodes), plan, tuple(filter(None, map(tuple, cuts)))
         self.advice = advice = f"{advice}\n{plan}" if plan else advice
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"

@@ -17,9 +17,9 @@ def split_command(text: str) -> tuple[str, ...]:
     return tuple(lexer)
 
 
-def command_line(*arguments: str) -> str:
-    """Return a command of this program with the quotes of the system's shell."""
-    words = ["onnx2ncnn-opt", *arguments]
+def command_line(*arguments: str, program: str = "onnx2ncnn-opt") -> str:
+    """Return a command, by default of this program, with the quotes of the system's shell."""
+    words = [program, *arguments]
     return subprocess.list2cmdline(words) if WINDOWS else shlex.join(words)
 
 

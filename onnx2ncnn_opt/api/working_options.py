@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, permutations, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx.utils
 import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import Error, Plan, RunError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
@@ -25,6 +29,7 @@ from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.system import command_line, temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
@@ -35,10 +40,11 @@ _SECONDS = 15.0
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _MAPS, _VOLUMES, _COLOURS = (64, 32, 28, 48, 16), (64, 32, 96, 128, 16), 4  # inner maps have more channels than images
 _LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000)
-_SOUNDS = (16000, 8000, 48000, *_LENGTHS)
+_SOUNDS = (16000, 8000, *_LENGTHS)
 _LEAST = 7  # smaller frozen sizes are of kernels
 _FACTORS = (2, 4, 32)  # of dynamic dimensions
 _MOST = 2**22  # elements of a size tried for all dimensions
+_MAX_RUNS = 4  # of the model at fixed sizes: if none of these helps, others hardly do
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
 _ROWS = 32  # of a first axis that is no batch, such as the frames of a sound
 _STRIDE = 32  # the sides of images are mostly multiples of it
@@ -87,6 +93,22 @@ def working_options(
                 break
             attempts = chain(_without_refused(loaded, again, more, options), attempts)
     return None
+
+
+def second_net(model: Path, plan: Plan) -> list[str]:
+    """Return the commands for the second net of a plan; none if it does not convert."""
+    parts = list(plan.inputs), list(plan.outputs)
+    with temporary_folder() as folder:
+        rest = Path(folder) / "rest.onnx"
+        try:
+            onnx.utils.extract_model(model, rest, *parts)
+        except (ValueError, onnx.checker.ValidationError):  # it does not know the types of all values
+            return []
+        if not converts(rest, {}):
+            return []
+    arguments = json.dumps([os.fspath(model), rest.name, *parts], ensure_ascii=False)[1:-1]
+    python = f"import onnx.utils; onnx.utils.extract_model({arguments})"
+    return [command_line("-c", python, program="python"), command_line("convert", "rest.onnx")]
 
 
 def converts(model: Any, options: Mapping[str, Any]) -> bool:
@@ -231,14 +253,14 @@ class _Dimensions:
         `problem_at` returns the error at some sizes, or "". An error may tell the sizes that suit the model.
         """
         untried = [(size, size, count) for count in self.counts for size in self.sizes if self.names]
-        fitting, runs = set[int](), False
-        while untried and time.monotonic() < end:
+        fitting, runs = set[int](), 0
+        while untried and time.monotonic() < end and runs < _MAX_RUNS:
             height, width, count = untried.pop(0)
             sizes = dict.fromkeys(self.names, height) | dict.fromkeys(self.sized[1:], width)
             sizes |= dict.fromkeys(self.batches, count)
             problem = problem_at(sizes)
             if not problem:
-                runs = True
+                runs += 1
                 yield height, {info.name: named(info.shape, sizes) for info in self.inputs}
                 continue
             pairs: list[tuple[int, int]] = []
@@ -262,9 +284,8 @@ def _usual_sizes(inputs: Sequence[InputInfo]) -> tuple[int, ...]:
     """Return the usual sizes of inputs, all of which are images, or none."""
     channels = [info.shape[1] for info in inputs if len(info.shape) > 3]
     if not channels:
-        rows = [info.shape for info in inputs if info.dtype.is_floating_point()]
-        is_sound = any(math.prod(size for size in shape if isinstance(size, int)) == 1 for shape in rows)
-        return _SOUNDS if is_sound else _LENGTHS
+        is_sound = any(math.prod(size for size in info.shape if isinstance(size, int)) == 1 for info in inputs)
+        return _SOUNDS if is_sound and all(info.dtype.is_floating_point() for info in inputs) else _LENGTHS
     if any(len(info.shape) == 5 for info in inputs):
         return _VOLUMES
     return _MAPS if all(isinstance(count, int) and count > _COLOURS for count in channels) else _SIDES

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, qu
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.errors import WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
 from onnx2ncnn_opt.system import command_line
 
@@ -276,13 +276,13 @@ class _Job:
 
     def _with_command(self, model: Path, error: Error) -> str:
         """Return the text of an error, with a command that works instead of advice if there is one."""
-        from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
+        from onnx2ncnn_opt.api.working_options import as_arguments, second_net, without, working_options
 
         more, text = working_options(model, error, self._lower_options, self.options["verification"]), str(error)
-        if isinstance(error, UnsupportedError) and error.plan:
-            first = {"outputs": list(error.cuts[0])}
-            if not (more == first if more else converts(model, {**self._lower_options, **first})):
-                text = text.replace(f"\n{error.plan}", "")
+        plan, second = error.plan if isinstance(error, UnsupportedError) else None, list[str]()
+        if plan is not None:
+            second = second_net(model, plan) if more == {"outputs": list(plan.first)} else []
+            text = text if second else text.replace(f"\n{plan}", "")
         if more is None:
             return text
         is_usage = isinstance(error, UsageError)
@@ -297,7 +297,7 @@ class _Job:
         kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
         if error.advice and more.keys() <= {"shapes", "values"}:
             text = text.partition(error.advice)[0].rstrip()
-        return f"{text}\n{WORKS}{command_line(*kept, *as_arguments(more))}"
+        return "\n".join([text, WORKS + command_line(*kept, *as_arguments(more)), *(THEN + line for line in second)])
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

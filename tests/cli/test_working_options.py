@@ -1,14 +1,20 @@
 """The command that a failed conversion prints, tried as it is printed."""
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
+from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api import working_options
 from onnx2ncnn_opt.cli.main import main
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.command import Ended, without_progress
 from testing.decoders import MODEL, model_of
 from testing.models import write_model
@@ -111,8 +117,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def proposed(ended: Ended) -> str:
-    """Return the arguments of the command that ends the error."""
-    return ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    """Return the arguments of the command that ends the error, before those for a second net."""
+    lines = [line for line in ended.err.splitlines() if not line.startswith("then: ")]
+    return lines[-1].removeprefix("this works: onnx2ncnn-opt ")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ def proposed(ended: Ended) -> str:
         (POOLED, "--shape 'x:1,3,4*h,4*w'", 1),
         (of_fixed_sizes("1, 3, H, W", "3, 2, 3, 3"), "--shape x:1,3,640,640", 1),
         (of_fixed_sizes("1, 16, H, W", "16, 2, 3, 3"), "--shape x:1,16,64,64", 1),
-        (of_fixed_sizes("1, 1, D, H, W", "1, 2, 3, 3, 3"), "--shape x:1,1,64,64,64", 1),
+        (of_fixed_sizes("1, 1, D, H, W", "1, 1, 2, 2, 2"), "--shape x:1,1,64,64,64", 1),
         (of_fixed_sizes("N, 1, L", "1, 2, 3"), "--shape x:1,1,16000", 1),
         (of_fixed_sizes("N, 4, L", "4, 2, 3"), "--shape x:1,4,512", 1),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
@@ -154,6 +161,65 @@ def test_a_failure_ends_with_a_command_that_works(
     command = proposed(ended)
     assert command == f"convert model.onnx -o 'my net' {options}"
     assert run(*shlex.split(command)).code == 0
+
+
+# As in speech synthesis: durations say how long the sound is, and a mask hides letters.
+SPEECH = """
+(int64[1, T] ids, float[1, 1, T] mask, float[1] speed) => (float[1, 2, U] y, float[1, 1, T] durations)
+<int64 zero = {0}, int64 unit = {1}, int64[2] around = {0, 2}, int64[1] time = {2}>
+{
+    e = Gather(letters, ids)
+    et = Transpose<perm = [0, 2, 1]>(e)
+    h = Conv<pads = [1, 1]>(et, encoder)
+    hidden = Mul(h, mask)
+    p = Conv(hidden, predictor)
+    d0 = Sigmoid(p)
+    d1 = Mul(d0, speed)
+    d2 = Mul(d1, mask)
+    durations = Ceil(d2)
+    total = ReduceSum<keepdims = 0>(durations)
+    length = Cast<to = 7>(total)
+    r = Range(zero, length, unit)
+    rf = Cast<to = 1>(r)
+    u = Unsqueeze(rf, around)
+    end = CumSum(durations, time)
+    start = Sub(end, durations)
+    early = Less(u, start)
+    begun = Not(early)
+    inside = Less(u, end)
+    both = And(begun, inside)
+    path = Cast<to = 1>(both)
+    text = Transpose<perm = [0, 2, 1]>(hidden)
+    z = MatMul(path, text)
+    zt = Transpose<perm = [0, 2, 1]>(z)
+    s = Conv<pads = [1, 1]>(zt, decoder)
+    y = Mul(s, speed)
+}
+"""
+
+
+def test_two_nets(tmp_path: Path, run: Callable[..., Ended]) -> None:
+    """The printed commands make two nets that compute what the model computes."""
+    shapes = {"letters": (20, 8), "encoder": (8, 8, 3), "predictor": (1, 8, 1), "decoder": (2, 8, 3)}
+    random = np.random.default_rng(0)
+    weights: dict[str, Any] = {name: np.float32(random.standard_normal(shape)) for name, shape in shapes.items()}
+    model = write_model(tmp_path, SPEECH, **weights)
+    ended = run("convert", "model.onnx")
+    assert ended.code == 1
+    assert "make two nets, the first up to path, text, durations, the second from path, text, speed" in ended.err
+    assert proposed(ended) == "convert model.onnx --outputs path,text,durations"
+    assert run(*shlex.split(proposed(ended))).code == 0
+    cut, rest = (line.removeprefix("then: ") for line in ended.err.splitlines()[-2:])
+    subprocess.run([sys.executable, *shlex.split(cut)[1:]], check=True)
+    assert run(*shlex.split(rest)[1:]).code == 0
+    mask, speed = (np.arange(9) < 7).astype(np.float32).reshape(1, 1, 9), np.full(1, 3, np.float32)
+    feeds: dict[str, Any] = {"ids": random.integers(0, 20, (1, 9)), "mask": mask, "speed": speed}
+    with Net("model", isolated=False) as first, Net("rest", isolated=False) as second:
+        halves = first.run(feeds)
+        y = second.run({"path": halves["path"], "text": halves["text"], "speed": speed})["y"]
+    expected = OrtRunner(model).run(feeds)
+    np.testing.assert_array_equal(halves["durations"], expected["durations"])
+    np.testing.assert_allclose(y, expected["y"], rtol=1e-5, atol=1e-5)
 
 
 # Boxes with swapped corners, at which ONNX Runtime's RoiAlign overflows, whatever the inputs are.

@@ -216,7 +216,7 @@ def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
     with pytest.raises(UnsupportedError) as caught:
         convert(data)
     assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
-    assert "needs a net again\nmake two nets, the first up to u, the second from there" in str(caught.value)
+    assert "needs a net again\nmake two nets, the first up to u, the second from u, v (" in str(caught.value)
     assert caught.value.cuts[0] == ("u",)
     assert operators(converted(data, outputs=["u"])) == ["NonZero", "Cast", "Unsqueeze"]
     assert converted(model("i = NonZero (f)  y = Neg (f)"), outputs=["i", "y"]).cut == ("f", "y")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import onnx_ir
 
-from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
+from onnx2ncnn_opt.errors import ModelError, Plan, Unsupported, UnsupportedError, lines_by_reason
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, names_in, product
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
+from onnx2ncnn_opt.onnx.read.structure import names_of, nodes_of, read_values
 from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extract_tail, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
 from onnx2ncnn_opt.onnx.tail.program import Program
@@ -46,7 +46,7 @@ def split(
     parts = _TailCandidates(model, values)
     needed = {*refusals.nodes, *parts.before_lost(refusals.lost)}
     if not needed <= parts.movable:
-        raise parts.with_obstacle(error(), needed - parts.movable)
+        raise parts.with_obstacle(error(), needed)
     nodes = sorted(parts.tail_of(needed) if needed else (), key=parts.order.__getitem__)
     read = parts.read_by(nodes)
     others = parts.others(nodes, read)
@@ -122,19 +122,40 @@ class _TailCandidates:
             if value.name in lost:
                 yield from (user for user, _ in value.uses()) if node is None else [node]
 
-    def with_obstacle(self, error: UnsupportedError, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
-        """Return the error of the import, with the node that prevents a tail."""
-        for node in sorted(nodes, key=self.order.__getitem__):
-            after = sorted(self._readers.after([node]), key=self.order.__getitem__)
-            user, obstacle = next(((user, found) for user in after if (found := _obstacle(user))), (node, None))
-            values = [value.name or "" for value in self._reads(user) if value.producer() and not self._is_known(value)]
-            if obstacle is not None and obstacle is not node and values:
-                names = f"{node.op_type} '{label(node)}'", f"{obstacle.op_type} '{label(obstacle)}'"
-                inside = "is in a branch of" if user is node else "depends on"
-                problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
-                plan = f"make two nets, the first up to {', '.join(values)}, the second from there (docs/failed.md)"
-                return UnsupportedError(error.nodes, problem, values, *error.cuts, plan=plan)
-        return error
+    def with_obstacle(self, error: UnsupportedError, needed: Iterable[onnx_ir.Node]) -> UnsupportedError:
+        """Return the error of the import with the node that prevents a tail, and if possible a plan for two nets."""
+        nodes = sorted(needed, key=self.order.__getitem__)
+        users = [(node, user) for node in nodes for user in sorted(self._after(node), key=self.order.__getitem__)]
+        obstacles = [(node, user, inner) for node, user in users if (inner := _obstacle(user)) not in (None, node)]
+        if not obstacles:
+            return error
+        node, user, inner = obstacles[0]
+        assert inner is not None
+        names = f"{node.op_type} '{label(node)}'", f"{inner.op_type} '{label(inner)}'"
+        inside = "is in a branch of" if user is node else "depends on"
+        problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
+        second = self._after(*(user for _, user, _ in obstacles))
+        if not all(node in self.movable if node in second else _obstacle(node) is None for node in nodes):
+            return UnsupportedError(error.nodes, problem, *error.cuts)
+        read = dict.fromkeys(x for node in self._model.graph if node in second for x in self._reads(node))
+        inputs = [x for x in read if x.producer() not in second and not self._sources(x).isdisjoint(self._inputs)]
+        outputs = self._model.graph.outputs
+        first = [x for x in (*inputs, *outputs) if x.producer() and x.producer() not in second]
+        parts = first, inputs, [x for x in outputs if x.producer() in second]
+        plan = Plan(*(tuple(dict.fromkeys(names_of(values))) for values in parts))
+        return UnsupportedError(error.nodes, problem, plan.first, *error.cuts, plan=plan)
+
+    def _after(self, *nodes: onnx_ir.Node) -> set[onnx_ir.Node]:
+        return self._readers.after(nodes)
+
+    def _sources(self, value: onnx_ir.Value) -> set[str | None]:
+        """Return the names of the values without a producer, such as inputs, that a value depends on."""
+
+        def operands(value: onnx_ir.Value) -> Iterable[onnx_ir.Value]:
+            node = value.producer()
+            return () if node is None else read_values(node)
+
+        return {source.name for source in reached([value], operands) if source.producer() is None}
 
     def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
         """Return the `needed` nodes, all after them, and further nodes of a minimum cut; empty if there is no cut."""
