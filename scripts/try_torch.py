@@ -31,6 +31,18 @@ class Net(torch.nn.Module):  # type: ignore[misc]
         return self.linear(x.mean((2, 3))) + bias * image.shape[2]
 
 
+class Recurrent(torch.nn.Module):  # type: ignore[misc]
+    """An LSTM with a projection, which torch's exporter does not write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(6, 8, proj_size=5)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Image [7, n, 6] -> [7, n, 5]."""
+        return self.lstm(image)[0]
+
+
 def main() -> int:
     """Run all cases; 1 where one is wrong."""
     net: Any = Net()
@@ -39,6 +51,7 @@ def main() -> int:
     example = (torch.randn(2, 3, 16, 16), torch.randn(5))
     dynamic = {"image": {0: torch.export.Dim("batch"), 2: torch.export.Dim("h")}, "bias": None}
     program = torch.export.export(net, example, dynamic_shapes=dynamic)
+    recurrent = torch.export.export(Recurrent().eval(), (torch.randn(7, 1, 6),))
     done = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.pt2"
@@ -50,6 +63,7 @@ def main() -> int:
             "program": lambda: lower(program),
             "file": lambda: lower(path),
             "file, bound": lambda: lower(path, shapes={"image": (1, 3, 32, None)}),
+            "LSTM with a projection": lambda: lower(recurrent),
         }
         for name, made in cases.items():
             conversion = made()
@@ -71,8 +85,8 @@ def main() -> int:
             except Error as error:
                 print(f"{name}: {type(error).__name__}: {error}")
                 done += 1
-    print(f"{done} of 10 cases as they should be")
-    return int(done != 10)
+    print(f"{done} of 11 cases as they should be")
+    return int(done != 11)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, Tracer, count, expect
 
 _T = TypeVar("_T")
@@ -21,6 +22,7 @@ class CellStep(NamedTuple):
     cell: Piece | None = None
     cell_before: Piece | None = None
     layers: frozenset[Layer] = frozenset()
+    projection: Array | None = None  # the matrix of an LSTM that multiplies its state
 
     @property
     def size(self) -> int:
@@ -38,9 +40,17 @@ Matcher = Callable[[Piece, Tracer], CellStep]
 
 
 def lstm_step(hidden: Piece, tracer: Tracer) -> CellStep:
-    """Match h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
-    expect(hidden.layer.computes(BinaryOp.MUL, scalar=False))
-    o, c = _split_gate(_single_term(tracer.products(hidden)))
+    """Match h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g), or a matrix times this h."""
+    state, projection = hidden, None
+    if hidden.layer.type != "BinaryOp":
+        operand = hidden.layer.inputs[0]
+        product = tracer.source(Piece(operand, 0, count(operand))).layer
+        expect(product.computes(BinaryOp.MUL, scalar=False) and hidden.size == hidden.blob.known_shape[-1])
+        whole = tracer.linear(hidden)
+        expect(len(whole.matrices) == 1 and not whole.factors and not whole.offset.any())
+        [(state, projection)] = whole.matrices.items()
+    expect(state.layer.computes(BinaryOp.MUL, scalar=False))
+    o, c = _split_gate(_single_term(tracer.products(state)))
     cell = tracer.source(tracer.operand(c, "TanH"))
     sums = tracer.products(cell)
     pairs = sorted(map(_split_gate, sums), key=lambda pair: pair[1].layer.type != "TanH")
@@ -48,7 +58,7 @@ def lstm_step(hidden: Piece, tracer: Tracer) -> CellStep:
     (i, g), (forget, before) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
     kinds = ((i, "Sigmoid"), (forget, "Sigmoid"), (o, "Sigmoid"), (g, "TanH"))
     gates = [None if piece is None else tracer.linear(tracer.operand(piece, kind)) for piece, kind in kinds]
-    return CellStep(hidden, tuple(map(_require_no_factors, gates)), cell, before)
+    return CellStep(hidden, tuple(map(_require_no_factors, gates)), cell, before, projection=projection)
 
 
 def gru_step(hidden: Piece, tracer: Tracer) -> CellStep:

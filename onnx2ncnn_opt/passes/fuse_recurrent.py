@@ -24,6 +24,7 @@ from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, fixed_size, graph_pass, require
 
 _LEAST_STEPS = 2
+_ROOTS = ("BinaryOp", "TanH", "InnerProduct", "Gemm", "MatMul")  # the last layers of steps
 # An exporter may add up biases itself, with other last bits.
 _TOLERANCE = 1e-6
 
@@ -64,7 +65,8 @@ def _chains(steps: Mapping[Piece, CellStep]) -> Iterator[list[ChainStep]]:
 def _continues(step: CellStep, following: CellStep) -> bool:
     """Return True if the following step reads the cell of this step; a GRU's cell is its state."""
     if step.cell is not None:
-        return following.cell_before == step.cell
+        a, b = step.projection, following.projection
+        return following.cell_before == step.cell and (a is b if a is None or b is None else np.array_equal(a, b))
     return len(step.gates) == 1 or following.cell_before == step.hidden
 
 
@@ -153,7 +155,7 @@ def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Edits:
 def _steps(graph: Graph, matcher: Matcher, cache: TraceCache) -> dict[Piece, CellStep]:
     steps = {}
     for layer in graph.layers:
-        if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:
+        if layer.type not in _ROOTS or layer["featmask"] or layer.output.shape is None:
             continue
         tracer = Tracer(cache)
         try:
@@ -174,13 +176,15 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[ChainStep]) -> Replacemen
     backwards = _is_backwards(chain)
     links = chain[::-1] if backwards else chain
     weights = _weights(kind, chain[-1])
-    size = weights["weight_xc_data"].size
+    size, cells = weights["weight_xc_data"].size, last.size if last.cell is None else last.cell.size
     params = {"num_output": last.size, "weight_data_size": size, "direction": int(backwards)}
+    params |= {"hidden_size": cells} if last.projection is not None else {}
     new = _NewLayers(last.hidden.layer)
     columns = [new.sequence([link.inputs[i] for link in links]) for i in range(len(chain[0].inputs))]
     inputs = [columns[0] if len(columns) == 1 else new.layer("Concat", columns, axis=1)]
     if any(state is not None for state in states):
-        inputs += [new.zeros(last.size) if state is None else new.sequence([state]) for state in states]
+        sizes = last.size, cells
+        inputs += [new.zeros(n) if x is None else new.sequence([x]) for x, n in zip(states, sizes, strict=False)]
     rows = {row: link.step.hidden.blob for row, link in enumerate(links) if _is_used(link.step.hidden.blob, dead)}
     is_last_only = [*rows.values()] == [last.hidden.blob]
     is_cell_used = cell is not None and _is_used(cell, dead)
@@ -304,7 +308,8 @@ def _is_backwards(chain: Sequence[ChainStep]) -> bool:
 
 def _weights(kind: str, link: ChainStep) -> dict[str, Array]:
     """Return the weights of ncnn's layer, in its order of gates."""
-    size, gates = link.step.size, [gate for gate in link.step.gates if gate is not None]
+    gates = [gate for gate in link.step.gates if gate is not None]
+    size, projection = len(gates[0].offset), link.step.projection
     assert link.before is not None
     before = link.before
 
@@ -317,7 +322,7 @@ def _weights(kind: str, link: ChainStep) -> dict[str, Array]:
         "weight_xc_data": np.stack([np.hstack([matrix(gate, piece) for piece in link.inputs]) for gate in outer]),
         "bias_c_data": np.stack([gate.offset for gate in gates]),
         "weight_hc_data": np.stack([matrix(gate, before) for gate in inner]),
-    }
+    } | ({} if projection is None else {"weight_hr_data": projection})
     return {name: stored(link.step.hidden.layer, name, array) for name, array in weights.items()}
 
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.onnx.read.load import load_model
-from testing.models import serialized
+from testing.models import parsed, serialized
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3, 1, 1)
 
@@ -296,6 +296,18 @@ class TestOpsets:
         model.opset_import[0].version = opset
         with pytest.raises(ModelError, match=rf"uses opset {opset}\b.*{hint}"):
             load_model(model)
+
+    @pytest.mark.parametrize(
+        ("nodes", "hint"),
+        [
+            ("y = Relu(x)", r"or convert it: onnx\.version_converter\.convert_version\(model, 17\)"),
+            ("y = LSTM<hidden_size = 2>(x, w, r)", "does not convert it: No Adapter From Version .6 for LSTM"),
+        ],
+    )
+    def test_a_hint_is_one_that_works(self, nodes: str, hint: str) -> None:
+        model = parsed(f"(float[5, 1, 3] x, float[1, 8, 3] w, float[1, 8, 2] r) => (float y) {{ {nodes} }}", opset=6)
+        with pytest.raises(ModelError, match=f"export it again with opset_version=17 or newer.*{hint}"):
+            load_model(model.SerializeToString())
 
     def test_missing(self) -> None:
         model = parse(SMALL)

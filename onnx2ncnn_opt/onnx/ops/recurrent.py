@@ -72,6 +72,9 @@ def lstm(
     """LSTM; unrolled steps for peepholes, other activations, and other forms that ncnn lacks."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
+    if initial_c is not None and initial_c.shape[-1:] != inputs.r.shape[-1:]:
+        reason = "its state and its cell differ in size: ONNX's LSTM has no projection, and torch wrote a part of it"
+        raise im.refuse(reason, "convert the .pt2 file of torch.export.save")
     node = _Node(im, _LSTM, inputs, activations, attrs)
     if p is not None and p.shape != (node.count, 3 * inputs.r.shape[-1]):
         raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * inputs.r.shape[-1]]}")

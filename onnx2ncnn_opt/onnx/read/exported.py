@@ -45,9 +45,20 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
         options["dynamic_shapes"] = dynamic_shapes
     try:
         with quiet():
-            return torch.onnx.export(model, **options)
+            return torch.onnx.export(model if kind == "module" else _unrolled(model), **options)
     except Exception as error:
         raise ModelError(f"torch cannot export the model: {root_cause(error)}") from error
+
+
+def _unrolled(program: Any) -> Any:
+    """Return a program without LSTMs if one has a projection, of which torch would write a part."""
+    import torch
+
+    lstm = torch.ops.aten.lstm.input
+    states = [node.args[1] for node in program.graph.nodes if node.target is lstm]
+    if all(hidden.meta["val"].shape == cell.meta["val"].shape for hidden, cell in states):
+        return program
+    return program.run_decompositions(torch._decomp.get_decompositions([lstm]))
 
 
 def reference(model: Any) -> Path | bytes:

@@ -257,8 +257,13 @@ def check_opset(model: onnx_ir.Model) -> None:
     if opset is None:
         raise ModelError("the model does not say which opset of ONNX it uses; is it complete? Export it again")
     if opset < OLDEST_OPSET:
-        hint = "opset_version=17 or newer, or convert it: onnx.version_converter.convert_version(model, 17)"
-        raise ModelError(f"the model uses opset {opset}, older than {OLDEST_OPSET}; export it again with {hint}")
+        try:
+            onnx.version_converter.convert_version(onnx_ir.to_proto(model), 17)
+            hint = ", or convert it: onnx.version_converter.convert_version(model, 17)"
+        except (onnx.version_converter.ConvertError, RuntimeError, ValueError) as error:
+            hint = f"; onnx.version_converter does not convert it: {str(error).rpartition(': ')[2]}"
+        again = "export it again with opset_version=17 or newer"
+        raise ModelError(f"the model uses opset {opset}, older than {OLDEST_OPSET}; {again}{hint}")
     if opset > newest:
         known = f"the installed onnx {onnx.__version__} knows opsets up to {newest}"
         hint = f"upgrade onnx, or export the model with opset_version={newest} or older"
