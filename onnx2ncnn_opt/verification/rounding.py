@@ -280,7 +280,7 @@ class Rounding:
                 errors = {OWN: np.array(own, np.float32), SHARED: np.array(shared, np.float32)}
                 for name, array in self._runner.run_any({**(unsigned if own else feeds), **errors}).items():
                     distances[name].add(_distance(array, reference[name]))
-        except (RunError, EncodeError) as error:
+        except (RunError, EncodeError, InferenceError) as error:
             self.unmoved = str(error)
             distances = {name: _Distances(array) for name, array in reference.items()}
         for name, array in self.exact(feeds).items():

@@ -90,12 +90,16 @@ def test_errors_of_any_opset(opset: int) -> None:
 
 
 def test_why_no_errors_move_a_model() -> None:
-    rounding, x = (
-        Rounding(serialized("(float[2] x) => (float[2] y) { y = Older(x) }", 9), (), {}),
-        np.ones(2, np.float32),
-    )
-    assert not rounding.spread({"x": x}, {"y": np.exp(x)})["y"].any()
-    assert "opset 9" in rounding.unmoved
+    unimported = parsed("(float[2] x) => (float[2] y) { y = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x) }")
+    del unimported.opset_import[1:]  # ONNX Runtime takes it
+    x = np.ones(2, np.float32)
+    for model, reason in (
+        (serialized("(float[2] x) => (float[2] y) { y = Older(x) }", 9), "opset 9"),
+        (bytes(unimported.SerializeToString()), "No opset import for domain ai.onnx.ml"),
+    ):
+        rounding = Rounding(model, (), {})
+        assert not rounding.spread({"x": x}, {"y": np.exp(x)})["y"].any()
+        assert reason in rounding.unmoved
 
 
 def test_names_that_are_numbers() -> None:
