@@ -4,7 +4,9 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
 )
+_SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0)
 
 
 class _Tensor(ctypes.Structure):
@@ -103,3 +106,53 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     if a.dtype.kind != "f":
         return bool(np.array_equal(a, b))
     return bool(np.all((a == b) & (np.signbit(a) == np.signbit(b)) | (np.isnan(a) & np.isnan(b))))
+
+
+def of_any_size(program: Program) -> Program:
+    """Return a program that takes arrays of all sizes."""
+    ports = (program.inputs, program.outputs)
+    inputs, outputs = (tuple(port._replace(shape=(None,) * len(port.shape)) for port in part) for part in ports)
+    return replace(program, inputs=inputs, outputs=outputs)
+
+
+def random_feeds(
+    feeds: Mapping[str, NDArray[Any]], program: Program, chosen: Random, draw: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """Return other arrays for a program of one node: one new size for each old one, 0 among them."""
+    node = program.nodes[0]
+    lists = {name for name, item in zip(node.inputs, node.op.declared(len(node.inputs)), strict=True) if item.is_list}
+    sizes: dict[int, int] = {}
+    for port in program.inputs:
+        for size in np.shape(feeds[port.name]) if port.name not in lists else ():
+            keeps = chosen.random() < 0.5 or size == 1
+            sizes.setdefault(size, size if keeps else chosen.choice([0, 1, 2, 3, 5, 9]))
+    found = {}
+    for port in program.inputs:
+        old = np.asarray(feeds[port.name])
+        if port.name in lists:
+            values = [sizes.get(int(v), int(v)) if chosen.random() < 0.7 else int(v) for v in old.ravel()]
+            if values and chosen.random() < 0.2:
+                values[chosen.randrange(len(values))] += chosen.choice([-9, -1, 1, 9])
+            found[port.name] = np.array(values, old.dtype).reshape(old.shape)
+        else:
+            shape = tuple(sizes[size] for size in old.shape)
+            found[port.name] = _numbers(old, shape, chosen, draw)
+    return found
+
+
+def _numbers(old: NDArray[Any], shape: tuple[int, ...], chosen: Random, draw: np.random.Generator) -> NDArray[Any]:
+    if old.dtype == bool:
+        return draw.random(shape) < chosen.choice([0, 0.5, 1])
+    kind = chosen.random()
+    if kind < 0.3 and old.size:
+        return np.asarray(draw.choice(old.ravel(), shape))
+    if old.dtype.kind in "iu":
+        ends = np.iinfo(old.dtype)
+        low, high = (ends.min, ends.max) if kind < 0.4 else (max(ends.min, -4), 5)
+        return draw.integers(low, high, shape, old.dtype, endpoint=True)
+    numbers = draw.integers(-3, 4, shape).astype(old.dtype) if kind < 0.6 else draw.normal(size=shape).astype(old.dtype)
+    if kind > 0.8:
+        numbers = np.asarray(np.abs(numbers))
+    if chosen.random() < 0.4:
+        numbers = np.where(draw.random(shape) < 0.2, draw.choice(np.array(_SPECIAL, old.dtype), shape), numbers)
+    return np.asarray(numbers)

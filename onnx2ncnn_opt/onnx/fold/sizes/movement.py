@@ -25,6 +25,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     whole_numbers,
     with_size,
 )
+from onnx2ncnn_opt.onnx.tail.operators.checks import slice_indices
 from onnx2ncnn_opt.onnx.value import SymbolicTensor
 
 
@@ -152,11 +153,6 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
     else:
         cells = _progression(x.cells, axis, first)
     return SymbolicTensor(cells, with_size(x.shape, axis, count), x.dtype)
-
-
-def slice_indices(size: int, start: int, end: int, step: int) -> range:
-    """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
-    return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
 def _progression(cells: Array, axis: int, first: Dim) -> Array:

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# With a negative step, these ends of a Slice mean "to the first element".
+TO_BEGINNING = (2**31 - 1, 2**63 - 1)
+
 
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front."""
@@ -27,6 +30,16 @@ def sized(*shape: int) -> tuple[int, ...]:
     if min(shape, default=0) < 0 or np.prod(shape, dtype=np.float64) > 2**28:
         raise ValueError(f"a result of the shape {shape}")
     return shape
+
+
+def slice_indices(size: int, start: int, end: int, step: int) -> range:
+    """Return the indices of a slice.
+
+    With a negative step, unlike Python, ONNX clamps a start before the axis to 0.
+    """
+    if step < 0:
+        return range(size)[max(start, -size) : None if end in TO_BEGINNING else end : step]
+    return range(size)[start:end:step]
 
 
 def wrapped(indices: NDArray[Any], size: int) -> NDArray[np.int64]:

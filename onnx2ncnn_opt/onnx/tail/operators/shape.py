@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of, sized
+from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of, sized, slice_indices
 from onnx2ncnn_opt.onnx.tail.registry import Ints, L, N, T, To, V, tail_op
 
 
@@ -138,11 +138,12 @@ bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, 
     y = x;
     for (int i = 0; i < starts.count; i++) {
         const i64 n = x.shape[a[i]], k = steps.given ? std::max(steps.v[i], -std::numeric_limits<i64>::max()) : 1;
-        i64 s[2] = {starts.v[i], ends.v[i]};
+        const bool all = k < 0 && (ends.v[i] == none || ends.v[i] == 2147483647); // to the beginning
+        i64 s[2] = {starts.v[i], all ? -n - 1 : ends.v[i]};
         if (k == 0)
             return false;
         for (int e = 0; e < 2; e++)
-            s[e] = std::min(std::max<i64>(s[e] < 0 ? s[e] + n : s[e], k < 0 ? -1 : 0), k < 0 ? n - 1 : n);
+            s[e] = std::min(std::max<i64>(s[e] < 0 ? s[e] + n : s[e], k < 0 ? -e : 0), k < 0 ? n - 1 : n);
         const i64 way = k > 0 ? s[1] - s[0] : s[0] - s[1], size = way > 0 ? (way - 1) / (k > 0 ? k : -k) + 1 : 0;
         y.shape[a[i]] = size;
         y.stride[a[i]] *= size > 1 ? k : 1;
@@ -156,7 +157,8 @@ def slice_(x: T, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints
     cuts = [slice(None)] * x.ndim
     chosen = axes_of(range(len(starts)) if axes is None else axes, x.ndim)
     for start, end, axis, step in zip(starts, ends, chosen, steps or [1] * len(starts), strict=True):
-        cuts[axis] = slice(start, end, step)
+        indices = slice_indices(x.shape[axis], start, end, step)
+        cuts[axis] = slice(indices.start, indices.stop if indices.stop >= 0 else None, step)
     return x[tuple(cuts)]
 
 
