@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import builtins
 import inspect
 import keyword
 import re
@@ -17,7 +18,10 @@ from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.onnx.tail.program import Program
 
 # Other names in the module of `numpy_program`.
-_RESERVED = ("np", "base64", "tail", "_", "ncnn", "load", "feed", "fetch", "run", "PARAM", "BIN")
+_RESERVED = (
+    *("np", "base64", "tail", "_", "ncnn", "load", "feed", "fetch", "run", "PARAM", "BIN"),
+    *("place", "letterbox", "to_picture", *dir(builtins)),
+)
 _MAX_LITERAL = 64  # elements; larger constants are stored in base64
 
 
@@ -85,7 +89,7 @@ def _add_source(sources: dict[str, str], function: Callable[..., Any], source: s
 
 def _identifier(value: str) -> str:
     name = re.sub(r"\W", "_", value, flags=re.ASCII) or "_"
-    return f"v{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+    return f"v{name}" if name[0].isdigit() or name.startswith("__") or keyword.iskeyword(name) else name
 
 
 def _array(array: NDArray[Any]) -> str:

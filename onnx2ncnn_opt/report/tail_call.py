@@ -11,7 +11,12 @@ from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
 from onnx2ncnn_opt.report.words import cpp_piece
 
-_PRINTF = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
+_PRINTF = {
+    "float16": ("uint16_t", "%g", "ncnn::float16_to_float32(number)"),
+    "float32": ("float", "%g", "number"),
+    "float64": ("double", "%g", "number"),
+    "bool": ("unsigned char", "%d", "number"),
+}
 
 
 def python_call(manifest: Manifest, program: Program, codes: Mapping[str, str]) -> Iterator[str]:
@@ -41,8 +46,8 @@ def cpp_call(
         lines += _tail_input(manifest, port, number, mats.get(port.name, ""), codes)
     lines += cpp_piece("call of the tail", tail=name)
     for number, port in enumerate(program.outputs):
-        kind, form, cast = _PRINTF.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
-        lines += cpp_piece("output of the tail", text=comment(port), i=number, kind=kind, form=form, cast=cast)
+        kind, form, value = _PRINTF.get(port.dtype, (_c_type(port), "%lld", "(long long)number"))
+        lines += cpp_piece("output of the tail", text=comment(port), i=number, kind=kind, form=form, number=value)
     return [f"    {line}" for line in (*lines, "free(memory);")]
 
 
@@ -57,15 +62,20 @@ def _tail_input(manifest: Manifest, port: Port, number: int, mat: str, codes: Ma
     elif mat:
         entry = next(entry for entry in manifest.outputs if entry.name == port.name)
         is_int = str(entry.element == "int32").lower()
-        shape = list(_mat_shape(entry, mat))
-        yield f"{declaration};"
+        shape, is_half = list(_mat_shape(entry, mat)), port.dtype == "float16"
+        data = f"tail_{'floats' if is_half else 'data'}{number}"
+        yield f"std::vector<{'float' if is_half else kind}> {data};"
         if f"{mat}.n" in shape[1:]:
             raise UsageError(f"the tail reads {comment(port)}, whose batch is not its first axis; use Net in Python")
         if f"{mat}.n" in shape:
             yield f"for (int b = 0; b < {mat}.n; b++)"
-            yield f"    append(tail_data{number}, {mat}.batch(b), {is_int});"
+            yield f"    append({data}, {mat}.batch(b), {is_int});"
         else:
-            yield f"append(tail_data{number}, {mat}, {is_int});"
+            yield f"append({data}, {mat}, {is_int});"
+        if is_half:
+            yield f"{declaration};"
+            yield f"for (float number : {data})"
+            yield f"    tail_data{number}.push_back(ncnn::float32_to_float16(number));"
     else:
         shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
         yield f"{declaration}({' * '.join(shape) or '1'}, 1); // yours"

@@ -152,9 +152,9 @@ case("Slice", X, i64(-1), i64(0), i64(2), i64(-1), since=10)
 case("Slice", X, i64(3), i64(-100), i64(-1), i64(-2), since=10)
 case("Slice", X, i64(100), i64(-100), i64(2), i64(-1), since=10)
 case("Slice", X, i64(0, 1), i64(2, 2**63 - 1), since=10)
-for kind in (np.float32, np.float64):  # before the axis, and to the first element
-    case("Slice", X.astype(kind), i64(-9), i64(-(2**63)), i64(2), i64(-1), since=10)
-    case("Slice", X.astype(kind), i64(2), i64(2**31 - 1), i64(2), i64(-1), since=10)
+for data in (X, X.astype(np.float64)):  # before the axis, and to the first element
+    case("Slice", data, i64(-9), i64(-(2**63)), i64(2), i64(-1), since=10)
+    case("Slice", data, i64(2), i64(2**31 - 1), i64(2), i64(-1), since=10)
 case("Slice", X, i64(0), i64(4), None, i64(2), since=10)
 case("Slice", X, *(np.array([v], np.int32) for v in (1, 3, 1, 1)), since=10)
 case("Split", X, until=17, axis=0, outputs=2)

@@ -1,5 +1,6 @@
 """Models that end in nodes for which ncnn has no layer: a net, and a tail after it."""
 
+from collections.abc import Callable
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from onnx2ncnn_opt.plugin import tail as plugged
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
+from testing.command import run_well
+from testing.models import serialized
+from testing.programs import compiles, output_of
+from testing.models import serialized
+from testing.programs import output_of
 from testing.tails import Library, same_bits
 
 
@@ -309,6 +315,48 @@ def test_types_of_outputs(kind: str) -> None:
     body = BEST + f"a = Abs (y)  z = Cast <to = {number}> (a)"
     conversion = converted(model(body, outputs=f"{kind}[1,4] z"))
     assert conversion.manifest().model_outputs[0].dtype == kind
+
+
+def of_floats(kind: str) -> bytes:
+    """Return a model that computes in floats of this kind, and returns the large numbers that it finds."""
+    draw, dtype = np.random.default_rng(0), np.dtype(kind)
+    text = f"({kind}[1,24] x) => ({kind}[m] y) {{ f = MatMul (x, w)  b = Greater (f, two)  n = NonZero (b)"
+    weights: dict[str, Any] = {"w": draw.standard_normal((24, 16)).astype(dtype), "two": np.array([2], dtype)}
+    return serialized(text + "  t = Transpose (n)  g = GatherND (f, t)  y = Mul (g, two) }", **weights)
+
+
+@pytest.mark.parametrize("kind", ["float16", "double"])
+def test_floats_of_the_model(kind: str, tmp_path: Path) -> None:
+    """The net computes in float32; its tail has the model's types."""
+    data = of_floats(kind)
+    converted(data).save(tmp_path / "net")
+    x = np.random.default_rng(0).standard_normal((1, 24)).astype(kind)
+    with Net(tmp_path / "net") as net:
+        found = net.run({"x": x})["y"]
+    expected = OrtRunner(data).run({"x": x})["y"]
+    assert found.dtype == expected.dtype == np.dtype(kind)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_the_cpp_program_rounds_to_float16(tmp_path: Path, compiles: Callable[[Path], None]) -> None:
+    lower(of_floats("float16")).save(tmp_path / "net")
+    run_well(tmp_path, "example", "net", "-o", "main.cpp")
+    assert "float32_to_float16" in (tmp_path / "main.cpp").read_text()
+    compiles(tmp_path / "main.cpp")
+
+
+def test_names_that_python_uses(tmp_path: Path) -> None:
+    """A constant may have the name of a builtin, or one that decides what a program does."""
+    names = ("__name__", "__builtins__", "__debug__", "min", "np", "letterbox", "top_k")
+    body = " ".join(f"s{i} = Mul (x{i}, {name}) x{i + 1} = TopK (s{i}, k)" for i, name in enumerate(names))
+    text = f"(float[6] x0) => (float[m] x{len(names)}) <int64[1] k = {{3}}> {{ {body} }}"
+    constants: dict[str, Any] = {name: np.full(1, 2, np.float32) for name in names}
+    program = Program.read(serialized(text, **constants))
+    x = np.arange(6, dtype=np.float32)
+    printed = f"import numpy as np\nimport base64\n{numpy_program(program)}"
+    printed += f"if __name__ == '__main__':\n    print(tail(np.array({x.tolist()}, np.float32)))\n"
+    (tmp_path / "program.py").write_text(printed)
+    assert output_of(tmp_path / "program.py").strip() == str(program.run({"x0": x}))
 
 
 def test_nothing_is_found() -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -77,12 +77,15 @@ def single() -> list[tuple[Case, Program]]:
     return [(case, program) for case, program in programs() if len(program.nodes) == 1 and not program.constants]
 
 
+Draw: TypeAlias = tuple[dict[str, Any], Mapping[str, Any] | None]
+
+
 @cache
-def drawn() -> dict[str, list[tuple[dict[str, Any], Mapping[str, Any] | None]]]:
+def drawn() -> dict[str, list[Draw]]:
     """Return further arrays for these cases, of other sizes, with NumPy's results; None if it refuses them."""
     found = {}
     for case, program in single():
-        chosen, draws = Random(case.name), []
+        chosen, draws = Random(case.name), list[Draw]()
         draw = np.random.default_rng(chosen.randrange(2**32))
         for _ in range(DRAWS):
             feeds = random_feeds(case.feeds, program, chosen, draw)
@@ -132,6 +135,10 @@ def test_sizes_that_depend_on_data() -> None:
 SLICE = parsed(
     "(float[n] x, int64[1] s, int64[1] e, int64[1] k) => (float[m] y) <int64[1] a = {0}> { y = Slice(x, s, e, a, k) }"
 )
+PARTS = parsed(
+    f"(int64[n] x, int64[70] s) => (int64[2] y) {{ {', '.join(f'p{i}' for i in range(70))} = Split (x, s) "
+    "y = Concat<axis = 0> (p69, p0) }"
+)
 ENDS = (-(2**63), -(2**31), -9, -3, -2, -1, 0, 1, 2, 3, 9, 2**31 - 1, 2**63 - 1)
 
 
@@ -157,8 +164,8 @@ def test_every_slice() -> None:
 )
 def test_cpp_has_the_same_bits(tmp_path: Path, compiler: str) -> None:
     whole = merged([of_any_size(program) for _, program in programs()])
-    cut = Program.read(SLICE.SerializeToString())
-    library = Library(tmp_path, {"all": whole, "slice": cut}, "-O0", compiler=compiler)
+    cut, parts = Program.read(SLICE.SerializeToString()), Program.read(PARTS.SerializeToString())
+    library = Library(tmp_path, {"all": whole, "slice": cut, "parts": parts}, "-O0", compiler=compiler)
     for number in range(DRAWS + 1):
         feeds: dict[str, Any] = {}
         for i, (case, _) in enumerate(programs()):
@@ -173,6 +180,9 @@ def test_cpp_has_the_same_bits(tmp_path: Path, compiler: str) -> None:
         found = library.run("slice", feeds)
         assert isinstance(found, Mapping)
         assert same_bits(found["y"], cut.run(feeds)["y"]), feeds
+    found = library.run("parts", {"x": np.arange(70), "s": np.ones(70, np.int64)})
+    assert isinstance(found, Mapping)
+    assert found["y"].tolist() == [69, 0]
 
 
 GRAPHS = {

@@ -11,6 +11,7 @@ import onnx_ir
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import size_input
 from onnx2ncnn_opt.onnx.read import structure
@@ -19,6 +20,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
 
 _IR_VERSION = 8  # the oldest one that suffices
+_FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.DOUBLE)
 
 
 class Sizes(NamedTuple):
@@ -70,15 +72,12 @@ class Tail:
 
     def without(self, model: LoadedModel) -> LoadedModel:
         """Return the model without the tail; the graph is changed in place."""
-        made = {value.name: value for node in model.graph for value in node.outputs}
         declared = {info.name: info for info in model.outputs}
         structure.cut(model.graph, self.cut)
         left = {value.name for value in model.graph.inputs}
         inputs = tuple(info for info in model.inputs if info.name in left)
-        undeclared = onnx_ir.DataType.UNDEFINED
-        outputs = tuple(
-            declared.get(name) or TensorInfo(name, made[name].dtype or undeclared, None) for name in self.cut
-        )
+        read = {value.name: onnx_ir.DataType(value.type.tensor_type.elem_type) for value in self.model.graph.input}
+        outputs = tuple(declared.get(name) or TensorInfo(name, read[name], None) for name in self.cut)
         return replace(model, inputs=inputs, outputs=outputs, cut=self.cut)
 
 
@@ -103,12 +102,14 @@ def extract_tail(
     values = {name: x for name, x in read.items() if isinstance(x, Tensor)}
     constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
     sizes = {name: x for name, x in read.items() if isinstance(x, Sizes)}
+    before = {value.name: value for node in model.graph for value in node.outputs}
+    of_net = {name: _type_of(x, before.get(name)) for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
     dynamic = (cell for x in sizes.values() for cell in x.cells if not isinstance(cell, int))
     expressions = tuple(dict.fromkeys(map(str, dynamic)))
     first = [node for name, x in sizes.items() for node in _joined(name, x, constants)]
     inputs = [
         *(_info(info.name, int(info.dtype), info.shape) for info in arrays),
-        *(_info(name, int(_type_of(x)), x.shape) for name, x in values.items()),
+        *(_info(name, int(of_net[name]), x.shape) for name, x in values.items()),
         *(_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in expressions),
     ]
     outputs = [_info(info.name, int(info.dtype), info.shape) for info in model.outputs if info.name in made]
@@ -117,7 +118,6 @@ def extract_tail(
     graph = helper.make_graph([*first, *last], "tail", inputs, outputs, tensors)
     opset = helper.make_opsetid("", model.opsets.get("", 1))
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    of_net = {name: _type_of(x) for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
     return Tail(proto, (*values, *others), arrays, expressions, _typed(model.outputs, proto, of_net), reasons)
 
 
@@ -147,8 +147,21 @@ def _typed(
     return tuple(replace(info, dtype=types.get(info.name, info.dtype)) for info in outputs)
 
 
-def _type_of(x: Tensor) -> onnx_ir.DataType:
-    return onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type))
+def _type_of(x: Tensor, value: onnx_ir.Value | None) -> onnx_ir.DataType:
+    """Return the element type of a value in the model: of floats, which the net holds as float32, the nearest known."""
+    own, starts = onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)), [value] if value is not None else []
+    if own is not onnx_ir.DataType.FLOAT:
+        return own
+    before = reached(starts, lambda v: structure.read_values(n) if (n := v.producer()) and not _declared(v) else ())
+    return next((kind for kind in map(_declared, before) if kind in _FLOATS), own)
+
+
+def _declared(value: onnx_ir.Value) -> onnx_ir.DataType | None:
+    """Return the type of a value that a Cast, the graph or a constant states."""
+    node = value.producer()
+    if node is not None and node.op_type == "Cast":
+        return onnx_ir.DataType(node.attributes["to"].as_int())
+    return value.dtype
 
 
 def _info(name: str, element: int, shape: Shape | None) -> onnx.ValueInfoProto:

@@ -32,11 +32,13 @@ def header(program: Program, name: str) -> str:
     results = [port.name for port in program.outputs]
     lines += [f"if (!output<{_c_type(program.types[x])}>(t, v[{ids[x]}])) return -1;" for x in dict.fromkeys(results)]
     used = dict.fromkeys(node.op.cpp for node in program.nodes)
-    plain = c_name(name)
+    plain, longest = c_name(name), max([64, *(len(node.outputs) for node in program.nodes)])  # of Split's sizes
     return Template(files(__package__).joinpath("tail.h.in").read_text(encoding="utf-8")).substitute(
         title=comment(f"{name}: what follows the net, as one function"),
         name=plain,
         NAME=plain.upper(),
+        longest=longest,
+        longer=longest + 1,
         n_inputs=len(program.inputs),
         n_outputs=len(program.outputs),
         inputs="".join(f"//   {comment(port)}\n" for port in program.inputs),

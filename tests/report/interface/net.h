@@ -98,6 +98,9 @@ public:
     Extractor create_extractor() const;
 };
 
+unsigned short float32_to_float16(float value);
+float float16_to_float32(unsigned short value);
+
 } // namespace ncnn
 
 #endif // NET_H
