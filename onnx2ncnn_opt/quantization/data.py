@@ -16,6 +16,8 @@ from onnx2ncnn_opt.verification.given_inputs import IMAGES, read_pixels
 
 Arrays = Mapping[str, Any]
 
+_MOST_KEPT = 2**29  # bytes of samples in memory; further files are read again for each run
+
 
 class Samples(Sequence[dict[str, Array]]):
     """Inputs of a net, loaded and checked sample by sample; a UsageError names the sample."""
@@ -23,6 +25,8 @@ class Samples(Sequence[dict[str, Array]]):
     def __init__(self, source: Any, entries: Sequence[Entry]) -> None:
         self.entries = tuple(entries)
         self._items: Sequence[Any] = ()
+        self._kept: dict[int, dict[str, Array]] = {}  # files that were read
+        self._room = _MOST_KEPT
         self._where = f"{source}"
         if isinstance(source, Mapping):
             self._where = "the data"
@@ -40,6 +44,8 @@ class Samples(Sequence[dict[str, Array]]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if index in self._kept:
+            return self._kept[index]
         item, where = self._items[index], f"{self._where}, sample {index}"
         if isinstance(item, Path):
             read = _picture if item.suffix.lower() in IMAGES else _arrays
@@ -52,6 +58,9 @@ class Samples(Sequence[dict[str, Array]]):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 place = np.argwhere(~np.isfinite(array))[0].tolist()
                 raise UsageError(f"{where}: '{name}' is {array[tuple(place)]} at {place}")
+        size = sum(array.nbytes for array in arrays.values())
+        if isinstance(self._items[index], Path) and size <= self._room:
+            self._kept[index], self._room = arrays, self._room - size
         return arrays
 
     def _read(self, source: str) -> Sequence[Any]:

@@ -80,7 +80,7 @@ class Budget:
     def parse(cls, text: str) -> "Budget":
         """Parse ``40dB`` or ``top1=0.99``. Raises UsageError for another form."""
         try:
-            if text.lower().endswith("db"):
+            if text.lower().endswith("db") and 0 < float(text[:-2]) < math.inf:
                 return cls(decibels=float(text[:-2]))
             if text.startswith("top1=") and 0 < float(text[5:]) <= 1:
                 return cls(top1=float(text[5:]))

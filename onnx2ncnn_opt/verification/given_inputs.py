@@ -90,7 +90,12 @@ def read_pixels(path: Path, height: Any, width: Any, *, grey: bool, bgr: bool, l
         raise UsageError(f"{path}: images need the package Pillow: `pip install pillow`") from None
     try:
         with pillow.open(path) as file:
-            picture = file.convert("L" if grey else "RGB")
+            picture: Any = file
+            if file.mode.startswith("I;16") or (file.mode, file.format) == ("I", "PNG"):  # Pillow would clip 16 bits
+                picture = pillow.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
+            elif file.mode in ("F", "I"):
+                raise ValueError(f"mode {file.mode} does not say which number is white; save it with 8 or 16 bits")
+            picture = picture.convert("L" if grey else "RGB")
     except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise UsageError(f"{path}: no image can be read from it: {error}") from error
     size = (width if isinstance(width, int) else picture.width, height if isinstance(height, int) else picture.height)

@@ -289,6 +289,21 @@ def test_folders_of_samples(tmp_path: Path) -> None:
         list(Samples(tmp_path, [ENTRY]))
 
 
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample stays in memory as long as there is room."""
+    for room, is_kept in ((2**20, True), (10, False)):
+        monkeypatch.setattr("onnx2ncnn_opt.quantization.data._MOST_KEPT", room)
+        np.save(tmp_path / "a.npy", GOOD[:1])
+        samples = Samples(tmp_path, [ENTRY])
+        first = samples[0]["x"]
+        (tmp_path / "a.npy").unlink()
+        if is_kept:
+            np.testing.assert_array_equal(samples[0]["x"], first)
+        else:
+            with pytest.raises(UsageError, match="no samples can be read"):
+                samples[0]
+
+
 def test_few_equal_and_constant_samples(param: Path) -> None:
     notes = quantize(param, {"x": np.ones((3, 3, 16, 16), np.float32)}, every=True).result.notes
     assert [any(text in note for note in notes) for text in ("samples are few", "all samples are equal")] == [True] * 2
@@ -311,7 +326,9 @@ def test_rows_that_agree_on_other_data() -> None:
     assert Agreement().least_top1 is None
 
 
-@pytest.mark.parametrize("text", ["40", "dB", "top1=2", "top1=0", "top5=0.9"])
+@pytest.mark.parametrize(
+    "text", ["40", "dB", "nandB", "infdB", "-5dB", "0dB", "top1=2", "top1=0", "top1=nan", "top5=0.9"]
+)
 def test_budgets_in_another_form(text: str) -> None:
     with pytest.raises(UsageError, match="a budget is 40dB"):
         Budget.parse(text)

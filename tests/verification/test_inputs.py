@@ -9,7 +9,7 @@ from PIL import Image as pillow
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_inputs
+from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_image, load_inputs
 from onnx2ncnn_opt.verification.inputs import DATA, LARGE, Data, Draw, Wanted, draw_inputs, draws
 from testing.models import parsed
 
@@ -386,6 +386,31 @@ def test_images_in_other_layouts_and_sizes(tmp_path: Path) -> None:
     assert (rows.shape, rows.dtype) == ((1, 6, 8, 3), np.dtype(np.uint8))
     gray = given_inputs(path, loaded("(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"))["x"]
     assert gray.shape == (1, 1, 2, 4)
+
+
+GREY = "(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B"])
+def test_modes_of_images(mode: str, tmp_path: Path) -> None:
+    """Black is 0 and white is 255 in each; numbers of 16 bits are divided by 257."""
+    pixels = np.array([[0, 255], [0, 255]], np.uint8)
+    if mode.startswith("I"):
+        wide = (pixels * np.uint16(257)).astype(">u2" if mode.endswith("B") else "<u2")
+        image = pillow.frombytes(mode, (2, 2), wide.tobytes())
+    else:
+        image = pillow.fromarray(pixels).convert("RGB" if mode == "CMYK" else "L").convert(mode)
+    path = tmp_path / ("photo.png" if mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "photo.tiff")
+    image.save(path)
+    found = load_image(Image(path), loaded(GREY))["x"]
+    np.testing.assert_allclose(found[0, 0], pixels, atol=1)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_images_without_a_white(mode: str, tmp_path: Path) -> None:
+    pillow.new(mode, (2, 2)).save(tmp_path / "photo.tiff")
+    with pytest.raises(UsageError, match=f"mode {mode} does not say which number is white"):
+        load_image(Image(tmp_path / "photo.tiff"), loaded(GREY))
 
 
 def test_images_that_do_not_fit(tmp_path: Path) -> None:
