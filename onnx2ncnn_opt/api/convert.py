@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.progress import announce, up_to
-from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.options import NO_ESTIMATE, Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -136,11 +135,17 @@ def _verified(
         with staging as staged:
             runs = conversion.begin_runs(verification)
             announce("estimating what fp16 does to the net")
-            with up_to(_ESTIMATED), suppress(RunError):  # verification reports the reason
-                conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
-                conversion.describe(staged)
+            failure: RunError | None = None
+            with up_to(_ESTIMATED):
+                try:
+                    conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
+                    conversion.describe(staged)
+                except RunError as error:  # verification says why, unless it can run the net
+                    failure = error
             announce("verifying the net against ONNX Runtime")
             report = conversion.verify(verification, files=staged, worker=worker, runs=runs)
+            if failure and masks and report.ok:
+                raise RunError(NO_ESTIMATE.format(failure))
             report = report.renamed(astuple(staged), astuple(files))
             conversion = replace(conversion, report=report)
             if benchmark and report.ok:

@@ -1,7 +1,6 @@
 """The main job for existing nets: optimise a .param and .bin of any converter, and verify the result."""
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.options import NO_ESTIMATE, Verification
 
 
 def optimize(  # noqa: PLR0913
@@ -83,15 +82,23 @@ def optimize(  # noqa: PLR0913
         add_hints(net.graph)
     layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(net.graph))
     result = replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
+    failure: RunError | None = None
     if verification is not None and not result.misfit:
         announce("estimating what fp16 does to the net")
-        with suppress(RunError):  # verification reports the reason
+        try:
             result = result.estimated(verification, masks=masks)
-    return _verified(result, prefix, binary, verification, benchmark)
+        except RunError as error:  # verification says why, unless it can run the net
+            failure = error if masks else None
+    return _verified(result, prefix, binary, verification, benchmark, failure)
 
 
 def _verified(
-    result: Optimized, prefix: PathLike | None, binary: bool | None, verification: Verification | None, benchmark: bool
+    result: Optimized,
+    prefix: PathLike | None,
+    binary: bool | None,
+    verification: Verification | None,
+    benchmark: bool,
+    failure: RunError | None,
 ) -> Optimized:
     """Write the files and verify the net; remove the files if it is wrong."""
     as_binary = result.is_binary if binary is None else binary
@@ -106,6 +113,8 @@ def _verified(
                 return result
             announce("running the net before and after")
             report = result.verify(verification, files=staged, names=names)
+            if failure and report.ok:
+                raise RunError(NO_ESTIMATE.format(failure))
             result = replace(result, report=report.renamed(astuple(staged), astuple(files)))
             report.check()
             if benchmark:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Effort: TypeAlias = Literal["quick", "normal", "thorough"]
 # The seconds after which less useful inputs are left out, and a factor for the number of runs to find masks.
 EFFORTS: dict[Effort, tuple[float, float]] = {"quick": (0.0, 0.0), "normal": (10.0, 1.0), "thorough": (math.inf, 4.0)}
+NO_ESTIMATE = "fp16 could not be estimated, so the masks of the net are unknown: {}. Try again, or with --no-masks"
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,20 @@
 Every third model is converted by both, or all with --thorough.
 """
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from onnx2ncnn_opt import Verification, convert, optimize
-from onnx2ncnn_opt.errors import VerificationError
-from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.errors import RunError, VerificationError
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing import present
 from testing.command import run
 from testing.exports import MODELS, save_refilled
+from testing.models import write_model
 
 VERIFIED = ["attention.ts", "inverted.tsbn", "residual-batch.dyn", "siamese.ts", "temporal.dyn", "unet-hw.ts"]
 
@@ -41,6 +45,28 @@ def test_the_same_files_with_masks_and_tied_sizes(name: str, tmp_path: Path, wor
     from_bytes.save(tmp_path / "c")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "c")
+
+
+def test_a_worker_that_dies_while_fp16_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the OOM killer: no net without the masks that it needs."""
+    walk, graph = NcnnRunner.walk, "(float[1,3,16,16] x) => (float[1,1,16,16] y) <float[1] e = {1e-6}> {"
+    graph += "c = Conv<pads = [1,1,1,1]>(x, w) s = Mul(c, c) m = ReduceMean<axes = [1]>(s) d = Add(m, e) y = Log(d) }"
+    weights: Any = np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32) * 200
+    model = write_model(tmp_path, graph, opset=17, w=weights)
+    found = convert(model, tmp_path / "a")
+    assert found.masks
+
+    def killed(self: NcnnRunner, *arguments: Any, **options: Any) -> None:
+        self.worker.start().process.kill()
+        walk(self, *arguments, **options)
+
+    monkeypatch.setattr(NcnnRunner, "walk", killed)
+    assert present(optimize(tmp_path / "a.ncnn.param", prefix=tmp_path / "b", masks=False).report).ok
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for job in (partial(convert, model), partial(optimize, tmp_path / "b.param")):
+        with pytest.raises(RunError, match="the masks of the net are unknown: ncnn crashed with SIGKILL"):
+            job(prefix=tmp_path / "a")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_wrong_net_is_not_saved(tmp_path: Path, worker: NcnnWorker) -> None:
