@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.param.files import is_special
 
 
 def is_folder(prefix: str) -> bool:
@@ -50,7 +51,9 @@ def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
     """Raise UsageError before the work if a result cannot be written, or would overwrite a source; make its folder."""
     for path in paths:
-        folder = path.parent
+        if is_special(path) and os.access(path, os.W_OK):
+            continue
+        folder = Path(os.path.realpath(path)).parent
         if not folder.exists() and folder.parent.is_dir():
             try:
                 folder.mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from onnx2ncnn_opt.param.text import format_listing, parse_param
 PathLike = str | os.PathLike[str]
 
 _MAX_PARAM_BYTES = 1 << 28
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -104,24 +107,49 @@ def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Listing:
 
 @contextmanager
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
-    """Yield temporary files to write; they are renamed only if the block ends without an error.
+    """Yield temporary files to write; they are renamed in this order, and only if the block ends without an error.
 
-    The end of the process removes them too: an interrupt may come before the caller has entered the block.
+    Links are followed. What is no regular file, such as /dev/null, is written into. The end of the process removes
+    temporary files too: an interrupt may come before the caller has entered the block.
     """
-    targets = [Path(path) for path in paths]
-    staged = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
-    for target in targets:
+    targets = [Path(path) if is_special(path) else Path(os.path.realpath(path)) for path in paths]
+    parts = [path if is_special(path) else path.with_name(f".{path.name}.{os.getpid()}.part") for path in targets]
+    staged = {part: target for part, target in zip(parts, targets, strict=True) if part != target}
+    for target in staged.values():
         _clear_staged(target)
     clear = atexit.register(partial(_remove, staged))
     try:
-        yield staged
-        for part, target in zip(staged, targets, strict=True):
-            os.replace(part, target)
+        yield tuple(parts)
+        with _signals_held():
+            for part, target in staged.items():
+                os.replace(part, target)
     except OSError as error:
-        raise UsageError(f"cannot write {' and '.join(map(str, targets))}: {error.strerror}") from error
+        raise UsageError(f"cannot write {' and '.join(map(str, paths))}: {error.strerror}") from error
     finally:
         clear()
         atexit.unregister(clear)
+
+
+def is_special(path: PathLike) -> bool:
+    """Return True for a device, a pipe or the like."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let signals wait until the end of the block: some of the files would be a mixture of two nets."""
+    is_main = threading.current_thread() is threading.main_thread()  # only there do handlers run
+    handlers = {number: handler for number in _SIGNALS if is_main and (handler := signal.getsignal(number)) is not None}
+    held: list[int] = []
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: held.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -25,8 +25,6 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
 from testing.command import run_well
 from testing.models import serialized
-from testing.programs import compiles, output_of
-from testing.models import serialized
 from testing.programs import output_of
 from testing.tails import Library, same_bits
 

@@ -1,9 +1,11 @@
 """Nets on disk: both files or neither, the same files every time, and broken ones refused quickly."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -106,6 +108,54 @@ def test_an_interrupt_before_the_block_is_known_leaves_nothing(tmp_path: Path) -
     )
     assert ended.stderr.endswith(b"KeyboardInterrupt\n")
     assert folder_of(tmp_path) == {}
+
+
+def test_a_signal_between_two_renames_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the files would be a mixture of two nets."""
+    replace, before = os.replace, signal.getsignal(signal.SIGINT)
+
+    def interrupted(part: Path, target: Path) -> None:
+        replace(part, target)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_net(graph_with_weights(), tmp_path / "net.param", tmp_path / "net.bin")
+    assert set(folder_of(tmp_path)) == {"net.param", "net.bin"}
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_files_are_replaced_in_another_thread(tmp_path: Path) -> None:
+    """Python allows handlers of signals in the main thread only."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_net, graph_with_weights(), tmp_path / "net.param", tmp_path / "net.bin").result()
+    assert set(folder_of(tmp_path)) == {"net.param", "net.bin"}
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for name, is_there in (("a", True), ("b", False)):
+        if is_there:
+            (tmp_path / "real" / name).write_text("old")
+        (tmp_path / name).symlink_to(tmp_path / "real" / name)
+    with all_or_nothing(tmp_path / "a", tmp_path / "b") as staged:
+        for path in staged:
+            path.write_text("new")
+    assert all((tmp_path / name).is_symlink() for name in "ab")
+    assert folder_of(tmp_path / "real") == dict.fromkeys("ab", b"new")
+
+
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    """As is /dev/null, which would otherwise become a file for all programs."""
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit((tmp_path / "pipe").read_text)
+        with all_or_nothing(tmp_path / "pipe", tmp_path / "a") as staged:
+            for path in staged:
+                path.write_text("new")
+        assert found.result() == "new"
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "a").read_text() == "new"
 
 
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
