@@ -88,7 +88,8 @@ class Entry:
     `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
     `table` is the size of the table that an integer input indexes: for an index beyond its end, ncnn silently reads
     another entry than the model. `length` marks an input that only the net has, a row of any numbers, as long as past
-    and new tokens together. It names the inputs that have them, ids and a cache. Raises ValueError for a wrong axis.
+    and new tokens together. It names the inputs that have them, ids and a cache. Raises ValueError for a wrong size or
+    axis.
     """
 
     name: str
@@ -103,6 +104,8 @@ class Entry:
     length: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if wrong := [size for size in self.shape if isinstance(size, int) and not 0 <= size < 2**31]:
+            raise ValueError(f"a size is {wrong[0]}, but has to be 0 to {2**31 - 1}")
         if self.batch_axis is not None and not 0 <= self.batch_axis < len(self.shape):
             raise ValueError(f"batch_axis is {self.batch_axis}, but the shape has {len(self.shape)} axes")
         if self.element not in ELEMENTS:
@@ -257,7 +260,8 @@ class Manifest:
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
     net is right; verification runs with `cases`, expressions of dynamic dimensions, above 0, and not. `macs` are the
     multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown. `masks` are the layers that
-    need more than fp16, `int8` has the measurements of `quantize`.
+    need more than fp16, `int8` has the measurements of `quantize`. `sha256` has the hashes of the .param and the .bin; a
+    manifest in memory has none.
     """
 
     inputs: tuple[Entry, ...]
@@ -275,6 +279,12 @@ class Manifest:
     masks: tuple[Masked, ...] = ()
     tail: TailFile | None = None
     int8: Int8 | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pasts = {entry.cache.in_ for entry in self.outputs if entry.cache}
+        if alone := [entry.name for entry in self.inputs if entry.cache and entry.name not in pasts]:
+            raise ValueError(f"the cache '{alone[0]}' has no output")
 
     def __repr__(self) -> str:
         ports = (", ".join(map(str, entries)) for entries in (self.model_inputs, self.model_outputs))
@@ -328,8 +338,8 @@ class Manifest:
             for name in ("image", "cache", "table", "length"):
                 if entry[name] is None:
                     del entry[name]
-        for name in ("tail", "int8"):
-            if data[name] is None:
+        for name in ("tail", "int8", "sha256"):
+            if not data[name]:
                 del data[name]
         if self.source.append is None:
             del data["source"]["append"]
@@ -398,6 +408,18 @@ def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
 
 
 _JSON_NAMES = {int: "int", float: "float", str: "str", bool: "bool", tuple: "array", list: "array", NoneType: "null"}
+
+
+def mixture(manifest: Manifest | None, param: Path, bin: Path) -> str:
+    """Return an error text if a file of a net is not the one that the manifest was written with, else ""."""
+    digests = dict(manifest.sha256) if manifest else {}
+    if manifest and manifest.tail:
+        digests["tail"] = manifest.tail.sha256
+    for kind, path in (("param", param), ("bin", bin), ("tail", tail_path(param))):
+        if kind in digests and path.is_file() and file_hash(path) != digests[kind]:
+            problem = f"{path} and its manifest are of two nets, or the file was changed since"
+            return f"{problem}; convert the model again, or remove sha256 from the manifest"
+    return ""
 
 
 def file_hash(path: Path) -> str:

@@ -43,7 +43,8 @@ def test_the_pair_of_a_cache(tmp_path: Path) -> None:
     cache = Cache("attention0", "key", "past", "present")
     entry = Entry("past", "past", (1, 2, "P", 8), "float32", 0, cache=cache)
     path = tmp_path / "m.ncnn.json"
-    path.write_text(replace(MANIFEST, inputs=(entry,)).to_json())
+    present = replace(entry, name="present", blob="present")
+    path.write_text(replace(MANIFEST, inputs=(entry,), outputs=(present,)).to_json())
     assert read_manifest(path).inputs == (entry,)
     data = json.loads(path.read_text())
     assert data["inputs"][0]["cache"] == {"of": "attention0", "role": "key", "in": "past", "out": "present"}
@@ -104,6 +105,15 @@ def changed(*keys: str | int, value: Any) -> str:
         (
             changed("outputs", 0, "shape", 1, value=1.5),
             r"Expected `int \| str \| null`, got `float` - at `\$\.outputs\[0\]\.shape\[1\]`",
+        ),
+        (
+            changed("inputs", 0, "shape", 0, value=-3),
+            r"a size is -3, but has to be 0 to 2147483647 - at `\$\.inputs\[0\]`",
+        ),
+        (changed("inputs", 1, "shape", value=[2**62]), "a size is 4611686018427387904"),
+        (
+            changed("inputs", 1, "cache", value={"of": "a", "role": "key", "in": "t", "out": "y"}),
+            "the cache 't' has no output - at `\\$`",
         ),
         (changed("source", "opset", value=None), r"Expected `int`, got `null` - at `\$\.source\.opset`"),
         (

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.dim import Sym, texts
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import most_items, peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
-from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.manifest import Entry, mixture
 from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -43,11 +43,11 @@ class Inspection:
     """The facts about a file.
 
     `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
-    nodes that ncnn cannot compute, `advice` says how to convert without them. `parameters` counts elements and
-    `weights` bytes of the constants (None if the net's .bin is missing). The other fields describe the net, and are
-    None without one: its number of `layers`, the operators of its `tail`, the multiply-adds of a run (`macs`), the
-    bytes of blobs in memory at once (`peak_memory`), and the oldest release that runs it (`least_ncnn`). `macs` and
-    `peak_memory` are None if they depend on a dynamic size.
+    nodes that ncnn cannot compute, `advice` says how to convert without them, or that the files of a net are a mixture.
+    `parameters` counts elements and `weights` bytes of the constants (None if the net's .bin is missing). The other
+    fields describe the net, and are None without one: its number of `layers`, the operators of its `tail`, the
+    multiply-adds of a run (`macs`), the bytes of blobs in memory at once (`peak_memory`), and the oldest release that
+    runs it (`least_ncnn`). `macs` and `peak_memory` are None if they depend on a dynamic size.
     """
 
     file: str
@@ -143,6 +143,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         outputs=outputs,
         dynamic=tuple(dict.fromkeys(open_sizes)),
         operators=dict(Counter(line.type for line in list_layers(graph).lines).most_common()),
+        advice=mixture(manifest, path, weights),
         parameters=parameters(graph),
         weights=weights.stat().st_size if weights.is_file() else None,
         tail=manifest.tail.operators if manifest and manifest.tail else (),

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from onnx2ncnn_opt.manifest import (
     Source,
     TailFile,
     file_hash,
+    read_manifest,
     tail_path,
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
@@ -95,13 +96,18 @@ class Files(NetFiles):
     @classmethod
     @contextmanager
     def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None) -> Iterator[Files]:
-        """Yield paths with temporary names; rename the files when the block ends without an error. Write the tail."""
+        """Yield paths with temporary names; rename the files when the block ends without an error.
+
+        Write the tail, and in the end the hashes into the manifest, which is renamed last.
+        """
         files = cls.of(prefix)
-        paths = astuple(files) if tail else astuple(files)[:-1]
-        with all_or_nothing(*paths) as (param, bin, manifest, *tails):
+        with all_or_nothing(files.param, files.bin, *([files.tail] if tail else []), files.manifest) as staged:
+            param, bin, *tails, manifest = staged
             if tail:
                 tails[0].write_bytes(tail.data)
             yield cls(param, bin, manifest, *(tails or [files.tail]))
+            hashes = {"param": file_hash(param), "bin": file_hash(bin)}
+            manifest.write_bytes(replace(read_manifest(manifest), sha256=hashes).to_json().encode())
         if tail is None:
             files.tail.unlink(missing_ok=True)  # the tail of an earlier net
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import check_options
-from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.manifest import Manifest, mixture, read_manifest
 from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.param.files import PathLike, bin_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
@@ -40,6 +40,7 @@ def verify(
     check_options(param=param, bin=bin)
     net_manifest, note = manifest_for(model, param, manifest)
     source, files = converted_model(model, net_manifest), (Path(param), Path(bin or bin_beside(param)))
+    note = note or mixture(net_manifest, *files)
     report = verify_net(source, *files, verification, manifest=net_manifest, worker=worker)
     return replace(report, notes=(note, *report.notes)) if note else report
 

@@ -21,9 +21,9 @@ def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list
     weights = "not known, without its .bin" if fields["weights"] is None else file_size(fields["weights"])
     blocks.append(f"parameters: {fields['parameters']:,}")
     blocks.append(f"weights: {weights}")
+    hints = [f"hint: {line}" for line in fields["advice"].splitlines()]
     if refused:
-        hints = fields["advice"].splitlines()
-        return [*blocks, *(f"refused: {line}" for line in refused), *(f"hint: {line}" for line in hints)]
+        return [*blocks, *(f"refused: {line}" for line in refused), *hints]
     depends = "depends on sizes that are not known (see --shape)"
     tail = f", then a tail of {', '.join(fields['tail'])}" if fields["tail"] else ""
     blocks.append(f"layers: {fields['layers']} in ncnn{tail}")
@@ -31,7 +31,7 @@ def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list
     memory = depends if fields["peak_memory"] is None else file_size(fields["peak_memory"])
     blocks.append(f"peak memory of blobs: {memory}")
     blocks.append(f"ncnn: {fields['least_ncnn']} or newer runs it")
-    return blocks
+    return [*blocks, *hints]
 
 
 def _binding(kind: str, entry: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import RunError, UsageError, check_options
-from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
+from onnx2ncnn_opt.manifest import Entry, Manifest, mixture, read_manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, Step, all_there, require
@@ -62,6 +62,7 @@ class Net(AbstractContextManager["Net"]):
             target = find_target(on)
             target.require()
             worker = NcnnWorker(target)
+            worker.warm_up()
             self._runner = NcnnRunner(self.param, self.bin, mode=mode, threads=threads, timeout=timeout, worker=worker)
             self._end = worker.close
         elif on is not None:
@@ -74,6 +75,8 @@ class Net(AbstractContextManager["Net"]):
         self.past = 0
         self._kept_inputs: dict[str, Any] = {}
         try:
+            if problem := mixture(self.manifest, self.param, self.bin):
+                raise UsageError(problem)
             self._check_blobs()
         except BaseException:
             self.close()

@@ -23,10 +23,13 @@ class TailRunner:
         if hashlib.sha256(data).hexdigest() != tail.sha256:
             raise UsageError(f"{where} is not the tail of this net; convert the model again")
         self.tail, self.data, self.program, self._manifest = tail, data, Program.read(data), manifest
-        arrays = (entry.name for entry in tail.arrays)
-        names = {*tail.inputs, *arrays, *map(size_input, tail.sizes)}
-        if unknown := [port.name for port in self.program.inputs if port.name not in names]:
-            raise UsageError(f"{where} reads '{unknown[0]}', which the manifest does not have; convert the model again")
+        net = {entry.name for entry in manifest.outputs}
+        arrays = {entry.name for entry in tail.arrays}
+        read, made = ({port.name for port in ports} for ports in (self.program.inputs, self.program.outputs))
+        unknown = read - {*tail.inputs, *arrays, *map(size_input, tail.sizes)} | set(tail.inputs) - net
+        unknown |= {entry.name for entry in tail.outputs} - made - net - arrays
+        if unknown:
+            raise UsageError(f"{where} and the manifest differ about '{min(unknown)}'; convert the model again")
 
     def run(self, arrays: Mapping[str, Array], values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the model's outputs for its inputs `arrays` and the net's outputs `values`, all by ONNX names.

@@ -7,9 +7,11 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
-from onnx2ncnn_opt import Net
+from onnx2ncnn_opt import Net, verify
+from onnx2ncnn_opt.api.inspect import inspect
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from testing.command import run
 from testing.handmade import CRASH, write_net
 from testing.models import parsed, serialized
 
@@ -170,6 +172,46 @@ def test_missing_nets_and_nets_of_another_manifest(tmp_path: Path) -> None:
         Net(tmp_path / "net")
     with pytest.raises(UsageError, match="there is no mode 'int8'"):
         Net(tmp_path / "net", mode="int8")
+
+
+PICKS = "(float[1,3,8,8] x) => (int64[4,m] y) {{ f = Conv<pads = [{0},{0},{0},{0}]>(x, w) y = NonZero(f) }}"
+
+
+def test_a_mixture_of_two_nets_is_named(tmp_path: Path) -> None:
+    """As SIGKILL between two renames leaves it, or a copy of some of the files."""
+    model = tmp_path / "net.onnx"
+    for name, pads in (("other", 1), ("net", 0)):
+        weights: Any = np.random.default_rng(pads).standard_normal((2, 3, 1 + 2 * pads, 3)).astype(np.float32)
+        model.write_bytes(serialized(PICKS.format(pads), w=weights))
+        lower(model).save(tmp_path / name)
+    for ending in ("param", "bin", "tail.onnx"):
+        path = tmp_path / f"net.ncnn.{ending}"
+        before = path.read_bytes()
+        path.write_bytes((tmp_path / f"other.ncnn.{ending}").read_bytes())
+        problem = f"{path.name} and its manifest are of two nets"
+        with pytest.raises(UsageError, match=f"{path.name} (and its manifest|is not the tail of this net)"):
+            Net(tmp_path / "net", isolated=False)
+        assert problem in run(tmp_path, "example", "net").err
+        assert problem in inspect(tmp_path / "net.ncnn.param").advice
+        if ending == "bin":
+            report = verify(model, tmp_path / "net.ncnn.param")
+            assert problem in report.notes[0]
+            assert not report.ok
+        path.write_bytes(before)
+    assert not inspect(tmp_path / "net.ncnn.param").advice
+    Net(tmp_path / "net", isolated=False).close()
+
+
+@pytest.mark.parametrize("place", ["inputs", "outputs"])
+def test_a_manifest_whose_tail_has_other_names(place: str, tmp_path: Path) -> None:
+    weights: Any = np.ones((2, 3, 1, 1), np.float32)
+    lower(parsed(PICKS.format(0), w=weights)).save(tmp_path / "net")
+    path = tmp_path / "net.ncnn.json"
+    data = json.loads(path.read_text())
+    data["tail"][place] = ["other"] if place == "inputs" else [{**data["tail"][place][0], "name": "other"}]
+    path.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=r"and the manifest differ about '(other|f)'"):
+        Net(tmp_path / "net", isolated=False)
 
 
 def test_a_crash_is_an_error_here(tmp_path: Path) -> None:
