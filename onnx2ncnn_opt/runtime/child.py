@@ -22,7 +22,7 @@ from onnx2ncnn_opt.errors import CrashError, Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, is_windows_crash, send_signal
+from onnx2ncnn_opt.runtime.ending import describe_exit, is_windows_crash, stop
 
 # Reads the files of a program from stdin, and runs them as one. It ignores modules in the current folder.
 _BOOTSTRAP = (
@@ -176,7 +176,7 @@ class Child:
 
         def expire() -> None:
             expired.set()
-            self._signal()
+            stop(self.process)
 
         timer = threading.Timer(seconds, expire)
         timer.daemon = True  # an interrupt does not wait for it
@@ -197,28 +197,20 @@ class Child:
             timer.cancel()
             if not finished:
                 # The rest of this answer would be read as the answer to the next request.
-                self._signal()
+                stop(self.process)
                 self.close()
 
     def close(self) -> None:
         """End the process, and wait for its end."""
         if hasattr(os, "killpg"):  # on Windows a killed worker would leave files: the end of its stdin ends it
-            self._signal()
+            stop(self.process)
         for stream in (self._stdin, self._stdout):
             with suppress(OSError):  # there may be unsent data
                 stream.close()
         try:
             self.process.wait(_PATIENCE)
         except TimeoutExpired:
-            self._signal()
-
-    def _signal(self) -> None:
-        """End the process and its children, without waiting for more of their output."""
-        for number in SIGNALS:
-            with suppress(TimeoutExpired):
-                send_signal(self.process, number)
-                self.process.wait(_PATIENCE)
-                return
+            stop(self.process)
 
     def _ended(self, end: Exception) -> tuple[str, str]:
         """Return how the process ended, and the last text that it printed; `end` is the error of reading from it."""
@@ -226,7 +218,7 @@ class Child:
             code: int | None = self.process.wait(_PATIENCE)
         except TimeoutExpired:  # it has closed its stdout, or sent an invalid reply
             code = None
-            self._signal()
+            stop(self.process)
         text = self._stderr.until(None)
         mark, printed = _END.search(text), _message_end(_END.sub(b"", text))
         if mark and code is not None:

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.onnx.tail.header import header
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ending import stop
 from onnx2ncnn_opt.system import temporary_folder
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -32,7 +33,7 @@ class CompiledTail:
         sizes = ", ".join(str(np.dtype(port.dtype).itemsize) for port in program.outputs)
         (folder / "main.cpp").write_text(_MAIN.read_text(encoding="utf-8").replace("SIZES", sizes))
         command = [compiler, "-std=c++11", "-O0", "-w", "main.cpp", "-o", "main"]
-        self.process = Popen(command, cwd=folder, stdout=PIPE, stderr=STDOUT)
+        self.process = Popen(command, cwd=folder, stdout=PIPE, stderr=STDOUT, start_new_session=True)
 
     def finish(self) -> None:
         """Wait for the compiler. Raises OSError with its errors, or TimeoutExpired."""
@@ -68,7 +69,8 @@ def compiled(program: Program | None) -> Iterator[CompiledTail | None]:
             try:
                 yield tail
             finally:
-                tail.process.kill()
+                if tail.process.poll() is None:
+                    stop(tail.process)
 
 
 def _packed(array: Array) -> bytes:

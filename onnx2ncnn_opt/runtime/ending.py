@@ -7,6 +7,8 @@ from contextlib import suppress
 
 SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))  # to try in this order
 
+_PATIENCE = 2.0  # seconds in which another process ends
+
 # Windows' exit codes of crashes, from ntstatus.h.
 _FIRST_CRASH = 0xC0000000
 _CRASHES = {
@@ -31,6 +33,15 @@ def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
         with suppress(OSError):
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
         process.kill()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session, without waiting for more of their output."""
+    for number in SIGNALS:
+        with suppress(subprocess.TimeoutExpired):
+            send_signal(process, number)
+            process.wait(_PATIENCE)
+            return
 
 
 def is_windows_crash(code: int) -> bool:

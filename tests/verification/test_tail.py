@@ -1,5 +1,7 @@
 """Faults in the tails of detectors are found, and none is excused as undecided."""
 
+import os
+import select
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -11,8 +13,11 @@ import pytest
 from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.runtime.compiled_tail import compiled
 from onnx2ncnn_opt.verification.tail import undecided
+from testing import present
 from testing.models import parsed
 from testing.op_cases import fill_weights
 
@@ -125,6 +130,21 @@ def test_a_wrong_template_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         report = conversion.verify()
         text = [row.message for row in report.outputs if row.status == "mismatch"] + list(report.notes)
         assert problem in " ".join(text)
+
+
+def test_a_compiler_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c++ only drives other programs, which would go on after an interrupt, and write their files."""
+    os.mkfifo(tmp_path / "alive")  # readers see its end when no process has it open to write
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\nexec 3> '{tmp_path / 'alive'}'\n(echo started >&3; exec sleep 100) & wait\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with compiled(Program.read(present(head("yolov10.dyn").tail).data)), (tmp_path / "alive").open("rb") as alive:
+        assert alive.readline() == b"started\n"
+        ended = os.dup(alive.fileno())
+    with os.fdopen(ended, "rb") as alive:
+        assert select.select([alive], [], [], 10)[0]
+        assert alive.read() == b""
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
