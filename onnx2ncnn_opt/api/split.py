@@ -4,9 +4,10 @@ ncnn_llm's runner provides the mask, the rotary tables and the caches, so they a
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,13 +21,19 @@ from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.rewrite.prove_masks import unmoved
+from onnx2ncnn_opt.runtime.base import Feed, Step
 
 _NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # names in model.json, and of files
 _TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
 _FILL = 1e6  # numbers of this size and larger hide scores
 _FREQUENCY_TOLERANCE = 1e-4  # relative
+_HIDDEN, _TOLERANCE = np.float32(-1e38), 1e-3  # in the runner's mask; relative to the largest logit
+_RUNNER = "which scales neither positions nor tables, and adds nothing to scores; use the whole net"
+# The blobs of `_Parts` that the three nets are compared by.
+_COMPARED = {"mask": "the masks", "cos": "the cosines", "sin": "the sines", "logits": "the logits"}
 
 T = TypeVar("T")
+Steps: TypeAlias = Sequence[Step]
 
 
 class _Parts(NamedTuple):
@@ -55,35 +62,80 @@ class _Parts(NamedTuple):
         return starts, outputs
 
 
-def split_llm(files: NetFiles, folder: Path) -> list[Path]:
+def split_llm(files: NetFiles, folder: Path, steps: Steps = ()) -> list[Path]:
     """Write the three nets of a language model, and model.json, into a folder; return their paths.
 
+    `steps` are feeds of the net, for which the three nets have to give its logits with the runner's mask and tables.
     The user has to fill in the tokenizer in model.json. Raises UsageError unless the net has one table of embeddings,
     one mask, one pair of rotary tables that the runner can make, and caches in all attention layers.
     """
     graphs: dict[str, Graph] = {}
     setting: dict[str, Any] = {}
-    for net in _NETS.values():
+    for name in _NETS.values():
         graph = read_net(files.param, files.bin).graph
         parts = _parts(graph)
         assert parts.embedded.producer is not None
         half, theta = _rope(parts)
+        blobs = {field: getattr(parts, field).name for field in ("ids", *_COMPARED)}
         setting = {
             "attn_cnt": len(parts.attention),
             "hidden_size": parts.embedded.producer["num_output"],
             "rope": {"type": "RoPE", "rope_head_dim": 2 * half, "rope_theta": theta},
         }
-        _cut(graph, *parts.ends(net))
-        graphs[net] = graph
-    names = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
+        _cut(graph, *parts.ends(name))
+        graphs[name] = graph
+    params = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
     tokenizer = {**_TOKENIZER, "additional_special_tokens": []}
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in (*names.values(), "model.json")]
-    with all_or_nothing(*paths) as (*nets, config):
-        for graph, param, bin in zip(graphs.values(), nets[::2], nets[1::2], strict=True):
-            write_staged(graph, param, bin)
-        config.write_text(json.dumps({"params": names, "tokenizer": tokenizer, "setting": setting}, indent=2) + "\n")
+    paths = [folder / name for name in (*params.values(), "model.json")]
+    try:
+        with all_or_nothing(*paths) as (*staged, config):
+            nets = [NetFiles(*pair) for pair in zip(staged[::2], staged[1::2], strict=True)]
+            for graph, net in zip(graphs.values(), nets, strict=True):
+                write_staged(graph, net.param, net.bin)
+            _compare(files, nets, blobs, setting, steps)
+            text = json.dumps({"params": params, "tokenizer": tokenizer, "setting": setting}, indent=2)
+            config.write_text(f"{text}\n")
+    finally:
+        with suppress(OSError):  # the folder is not empty
+            folder.rmdir()
     return paths
+
+
+def _compare(whole: NetFiles, nets: Sequence[NetFiles], blobs: Mapping[str, str], setting: Any, steps: Steps) -> None:
+    """Raise UsageError unless the nets, with the runner's mask and tables, give the logits of the whole net.
+
+    `blobs` are names in the whole net.
+    """
+    from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+
+    half, before = setting["rope"]["rope_head_dim"] // 2, None
+    frequencies = setting["rope"]["rope_theta"] ** (-np.arange(half) / half)
+    caches = [(f"cache_{role}{i}", f"out_cache_{role}{i}") for i in range(setting["attn_cnt"]) for role in "kv"]
+    with NcnnWorker() as worker:
+        runners = [NcnnRunner(net.param, net.bin, worker=worker) for net in (whole, *nets)]
+        expected = [runners[0].run(step, [blobs[name] for name in _COMPARED]) for step in steps]
+        rows = [runners[1].run({"in0": step[blobs["ids"]]}, ["out0"])["out0"] for step in steps]
+        own: list[list[Array]] = []
+        for step, x in zip(steps, rows, strict=True):
+            angles = (step.past + np.arange(len(x)))[:, None] * frequencies
+            mask = np.triu(np.full((len(x), step.past + len(x)), _HIDDEN), step.past + 1)
+            own.append([np.asarray(array, np.float32) for array in (mask, np.cos(angles), np.sin(angles))])
+            feeds = {f"in{i}": Feed(array) for i, array in enumerate((x, *own[-1]))}
+            before = Step(feeds, caches, step.past, before)
+            own[-1].append(runners[2].run(before, ["out0"])["out0"])
+        for arrays in own:
+            arrays[-1] = runners[3].run({"in0": arrays[-1]}, ["out0"])["out0"]
+    for arrays, results in zip(own, expected, strict=True):
+        for (name, what), array in zip(_COMPARED.items(), arrays, strict=True):
+            found = results[blobs[name]]
+            found = np.where(found < -1e3, _HIDDEN, found) if name == "mask" else found
+            scale = float(np.abs(array).max()) if name == "logits" else 1.0
+            if found.size != array.size or np.abs(found.reshape(array.shape) - array).max() > _TOLERANCE * scale:
+                after = f" after {step.past} tokens" if step.past else ""
+                raise UsageError(
+                    f"--split llm: {what} '{blobs[name]}'{after} are not those of ncnn_llm's runner, {_RUNNER}"
+                )
 
 
 def _parts(graph: Graph) -> _Parts:

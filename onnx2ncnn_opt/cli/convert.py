@@ -234,8 +234,11 @@ class _Job:
         files = written(Files.of(prefix)) if has_files else []
         if self.split and has_files:
             from onnx2ncnn_opt.api.split import split_llm
+            from onnx2ncnn_opt.verification.decode import Decoder
 
-            files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
+            steps = Decoder(conversion.model, conversion.manifest(), 0).steps() if verified is not None else ()
+            paths = split_llm(Files.of(prefix), prefix, steps)
+            files += [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
         manifest = conversion.manifest()
         fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
         self._add_page(conversion)

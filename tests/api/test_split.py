@@ -10,7 +10,7 @@ from onnx2ncnn_opt.api.split import split_llm
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.param.text import parse_param
-from onnx2ncnn_opt.runtime.base import Fetch
+from onnx2ncnn_opt.runtime.base import Feed, Fetch, Step
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.pass_cases import fill_weights
 
@@ -169,6 +169,51 @@ def test_other_nets_are_refused(old: str, new: str, said: str, tmp_path: Path) -
 
 def _without_cache(words: list[str]) -> list[str]:
     return [*words[:2], "4", "1", *words[4:8], words[10], words[13]] if words[0] == "SDPA" else words
+
+
+def steps() -> list[Step]:
+    """Return a prompt of five tokens, and two tokens after it."""
+    caches, found, past = [(f"p{role}{i}", f"n{role}{i}") for i in (0, 1) for role in "kv"], list[Step](), 0
+    for count in (5, 1, 1):
+        ids = np.arange(past, past + count, dtype=np.int32)
+        mask = np.triu(np.full((count, past + count), -1e4, np.float32), past + 1)
+        arrays = {"input_ids": ids, "mask": mask, "positions": ids.astype(np.float32)[:, None]}
+        feeds = {name: Feed(array) for name, array in arrays.items()}
+        found.append(Step(feeds, caches, past, found[-1] if found else None))
+        past += count
+    return found
+
+
+MATMUL, COS, SIN = "MatMul     angle 2 1 positions", "angles cos 0=10", "angles sin 0=9"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({MATMUL: "BinaryOp slow 1 1 positions slow 0=2 1=1 2=0.25\nMatMul angle 2 1 slow"}, "the cosines 'cos'"),
+        ({COS: "angles c 0=10\nBinaryOp factor 1 1 c cos 0=2 1=1 2=1.2"}, "the cosines 'cos'"),  # YaRN
+        ({SIN: "angles s 0=9\nUnaryOp neg 1 1 s sin 0=1"}, "the sines 'sin'"),
+        ({"cos sin qr": "sin cos qr", "cos sin kr": "sin cos kr"}, "the cosines 'sin'"),
+        (
+            {MATMUL: f"BinaryOp bias 1 1 mask biased 0=0 1=1 2=0.5\n{MATMUL}", "mask pk": "biased pk"},
+            "the masks 'biased'",
+        ),
+    ],
+)
+def test_the_tables_and_masks_of_the_runner(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+    """Every token is compared, before a file is written."""
+    text = whole()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    files = written(tmp_path, text)
+    if not said:
+        assert len(split_llm(files, tmp_path / "nets", steps())) == 7
+        return
+    with pytest.raises(UsageError, match=said):
+        split_llm(files, tmp_path / "nets", steps())
+    assert not (tmp_path / "nets").exists()
 
 
 def test_scaled_frequencies_are_refused(tmp_path: Path) -> None:
