@@ -4,10 +4,10 @@ ncnn_llm's runner provides the mask, the rotary tables and the caches, so they a
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,14 +26,12 @@ from onnx2ncnn_opt.runtime.base import Feed, Step
 _NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # names in model.json, and of files
 _TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
 _FILL = 1e6  # numbers of this size and larger hide scores
-_FREQUENCY_TOLERANCE = 1e-4  # relative
 _HIDDEN, _TOLERANCE = np.float32(-1e38), 1e-3  # in the runner's mask; relative to the largest logit
 _RUNNER = "which scales neither positions nor tables, and adds nothing to scores; use the whole net"
 # The blobs of `_Parts` that the three nets are compared by.
 _COMPARED = {"mask": "the masks", "cos": "the cosines", "sin": "the sines", "logits": "the logits"}
 
 T = TypeVar("T")
-Steps: TypeAlias = Sequence[Step]
 
 
 class _Parts(NamedTuple):
@@ -62,26 +60,20 @@ class _Parts(NamedTuple):
         return starts, outputs
 
 
-def split_llm(files: NetFiles, folder: Path, steps: Steps = ()) -> list[Path]:
+def split_llm(files: NetFiles, folder: Path, steps: Callable[[], Sequence[Step]]) -> list[Path]:
     """Write the three nets of a language model, and model.json, into a folder; return their paths.
 
-    `steps` are feeds of the net, for which the three nets have to give its logits with the runner's mask and tables.
-    The user has to fill in the tokenizer in model.json. Raises UsageError unless the net has one table of embeddings,
-    one mask, one pair of rotary tables that the runner can make, and caches in all attention layers.
+    `steps` returns feeds of the net: the three nets, with the runner's mask and tables, have to give its logits. The
+    user has to fill in the tokenizer in model.json. Raises UsageError unless the net has one table of embeddings, one
+    mask, one pair of rotary tables that the runner can make, and caches in all attention layers.
     """
     graphs: dict[str, Graph] = {}
-    setting: dict[str, Any] = {}
     for name in _NETS.values():
         graph = read_net(files.param, files.bin).graph
         parts = _parts(graph)
         assert parts.embedded.producer is not None
-        half, theta = _rope(parts)
         blobs = {field: getattr(parts, field).name for field in ("ids", *_COMPARED)}
-        setting = {
-            "attn_cnt": len(parts.attention),
-            "hidden_size": parts.embedded.producer["num_output"],
-            "rope": {"type": "RoPE", "rope_head_dim": 2 * half, "rope_theta": theta},
-        }
+        setting = {"attn_cnt": len(parts.attention), "hidden_size": parts.embedded.producer["num_output"]}
         _cut(graph, *parts.ends(name))
         graphs[name] = graph
     params = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
@@ -93,49 +85,58 @@ def split_llm(files: NetFiles, folder: Path, steps: Steps = ()) -> list[Path]:
             nets = [NetFiles(*pair) for pair in zip(staged[::2], staged[1::2], strict=True)]
             for graph, net in zip(graphs.values(), nets, strict=True):
                 write_staged(graph, net.param, net.bin)
-            _compare(files, nets, blobs, setting, steps)
-            text = json.dumps({"params": params, "tokenizer": tokenizer, "setting": setting}, indent=2)
-            config.write_text(f"{text}\n")
+            rope = {"type": "RoPE", **_compare(files, nets, blobs, setting["attn_cnt"], steps())}
+            content = {"params": params, "tokenizer": tokenizer, "setting": {**setting, "rope": rope}}
+            config.write_text(json.dumps(content, indent=2) + "\n")
     finally:
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
     return paths
 
 
-def _compare(whole: NetFiles, nets: Sequence[NetFiles], blobs: Mapping[str, str], setting: Any, steps: Steps) -> None:
-    """Raise UsageError unless the nets, with the runner's mask and tables, give the logits of the whole net.
+def _compare(
+    whole: NetFiles, nets: Sequence[NetFiles], blobs: Mapping[str, str], count: int, steps: Sequence[Step]
+) -> dict[str, Any]:
+    """Return the parameters of the rotary tables: frequency i is rope_theta ** (-2 * i / rope_head_dim).
 
-    `blobs` are names in the whole net.
+    `blobs` are names in the whole net, `count` is the number of attention layers. Raises UsageError unless the nets,
+    with the runner's mask and tables, give the logits of the whole net.
     """
     from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
-    half, before = setting["rope"]["rope_head_dim"] // 2, None
-    frequencies = setting["rope"]["rope_theta"] ** (-np.arange(half) / half)
-    caches = [(f"cache_{role}{i}", f"out_cache_{role}{i}") for i in range(setting["attn_cnt"]) for role in "kv"]
+    caches = [(f"cache_{role}{i}", f"out_cache_{role}{i}") for i in range(count) for role in "kv"]
+    before: Step | None = None
     with NcnnWorker() as worker:
         runners = [NcnnRunner(net.param, net.bin, worker=worker) for net in (whole, *nets)]
         expected = [runners[0].run(step, [blobs[name] for name in _COMPARED]) for step in steps]
-        rows = [runners[1].run({"in0": step[blobs["ids"]]}, ["out0"])["out0"] for step in steps]
+        cos, sin = (np.concatenate([_rows(found[blobs[name]]) for found in expected])[1] for name in ("cos", "sin"))
+        half, least = cos.size, abs(float(np.arctan2(sin[-1], cos[-1])))  # of the frequencies the most exact one
+        theta = float(f"{least ** (half / (1 - half)):.6g}") if half > 1 and least > 0 else 1.0
+        frequencies = theta ** (-np.arange(half) / half)
         own: list[list[Array]] = []
-        for step, x in zip(steps, rows, strict=True):
+        for step in steps:
+            x = runners[1].run({"in0": step[blobs["ids"]]}, ["out0"])["out0"]
             angles = (step.past + np.arange(len(x)))[:, None] * frequencies
             mask = np.triu(np.full((len(x), step.past + len(x)), _HIDDEN), step.past + 1)
-            own.append([np.asarray(array, np.float32) for array in (mask, np.cos(angles), np.sin(angles))])
-            feeds = {f"in{i}": Feed(array) for i, array in enumerate((x, *own[-1]))}
+            own.append([np.asarray(array, np.float32) for array in (mask, np.cos(angles), np.sin(angles), x)])
+        for arrays, step in zip(own, steps, strict=True):
+            feeds = {f"in{i}": Feed(array) for i, array in enumerate((arrays.pop(), *arrays))}
             before = Step(feeds, caches, step.past, before)
-            own[-1].append(runners[2].run(before, ["out0"])["out0"])
+            arrays.append(runners[2].run(before, ["out0"])["out0"])
         for arrays in own:
-            arrays[-1] = runners[3].run({"in0": arrays[-1]}, ["out0"])["out0"]
+            arrays.append(runners[3].run({"in0": arrays.pop()}, ["out0"])["out0"])
     for arrays, results in zip(own, expected, strict=True):
         for (name, what), array in zip(_COMPARED.items(), arrays, strict=True):
-            found = results[blobs[name]]
+            found = _rows(results[blobs[name]])
             found = np.where(found < -1e3, _HIDDEN, found) if name == "mask" else found
             scale = float(np.abs(array).max()) if name == "logits" else 1.0
-            if found.size != array.size or np.abs(found.reshape(array.shape) - array).max() > _TOLERANCE * scale:
-                after = f" after {step.past} tokens" if step.past else ""
-                raise UsageError(
-                    f"--split llm: {what} '{blobs[name]}'{after} are not those of ncnn_llm's runner, {_RUNNER}"
-                )
+            if found.shape != array.shape or np.abs(found - array).max() > _TOLERANCE * scale:
+                raise UsageError(f"--split llm: {what} '{blobs[name]}' are not those of ncnn_llm's runner, {_RUNNER}")
+    return {"rope_head_dim": 2 * half, "rope_theta": theta}
+
+
+def _rows(array: Array) -> Array:
+    return array.reshape(-1, array.shape[-1])
 
 
 def _parts(graph: Graph) -> _Parts:
@@ -217,24 +218,3 @@ def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> 
     more = {blob.name for blob in graph.inputs} - set(starts)
     if more:
         raise UsageError(f"--split llm: the part with {', '.join(ends)} also needs {', '.join(sorted(more))}")
-
-
-def _rope(parts: _Parts) -> tuple[int, float]:
-    """Return the width n of the rotary tables, and theta: frequency i is theta ** (-i / n)."""
-    layers = [_before(blob) for blob in (parts.cos, parts.sin)]
-    tables = [[layer.weights["data"] for layer in ancestors if layer.type == "MemoryData"] for ancestors in layers]
-    frequencies: list[Array] = []
-    if all(len(arrays) == 1 and arrays[0].size == tables[0][0].size for arrays in tables) and parts.cos.producer:
-        rows = [arrays[0].astype(np.float64) for arrays in tables]
-        source = next(layer for layer in layers[0] if layer.type == "MemoryData")
-        if source["h"] > 1:
-            cos, sin = (row.reshape(-1, source["w"])[1] for row in rows)
-            frequencies = [np.arctan2(sin, cos)] if np.allclose(cos**2 + sin**2, 1, atol=_FREQUENCY_TOLERANCE) else []
-    frequencies = frequencies or [array.reshape(-1).astype(np.float64) for array in tables[0] if array.size > 1]
-    for values in frequencies:
-        half = values.size
-        theta = float(values[1] ** -half) if half > 1 and values[1] > 0 else 0.0
-        if theta and np.allclose(theta ** (-np.arange(half) / half), values, rtol=_FREQUENCY_TOLERANCE):
-            return half, float(f"{theta:.6g}")
-    reason = "its rotary tables have other frequencies than the powers of one number, and ncnn_llm's runner makes these"
-    raise UsageError(f"--split llm: {reason}")

@@ -132,9 +132,9 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (options["keep_failed"] or options["benchmark"] or needs_verification(verification)):
+    if no_verify and (options["keep_failed"] or options["benchmark"] or split or needs_verification(verification)):
         raise click.UsageError(
-            "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
+            "--inputs, --on, --modes, --rtol, --atol, --benchmark, --split and --keep-failed need verification, which "
             "--no-verify skips"
         )
     if not quantize and quantization != NO_QUANTIZATION:
@@ -231,15 +231,13 @@ class _Job:
             conversion = convert(model, prefix, **options)
         verified = conversion.report
         has_files = verified is None or verified.ok or options["keep_failed"]
-        files = written(Files.of(prefix)) if has_files else []
+        files, manifest = written(Files.of(prefix)) if has_files else [], conversion.manifest()
         if self.split and has_files:
             from onnx2ncnn_opt.api.split import split_llm
             from onnx2ncnn_opt.verification.decode import Decoder
 
-            steps = Decoder(conversion.model, conversion.manifest(), 0).steps() if verified is not None else ()
-            paths = split_llm(Files.of(prefix), prefix, steps)
+            paths = split_llm(Files.of(prefix), prefix, lambda: Decoder(conversion.model, manifest, 0).steps())
             files += [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
-        manifest = conversion.manifest()
         fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
         self._add_page(conversion)
         seconds = fields["seconds"]

@@ -53,7 +53,7 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
     for path in paths:
         if is_special(path) and os.access(path, os.W_OK):
             continue
-        folder = Path(os.path.realpath(path)).parent
+        folder = (path.resolve() if path.is_symlink() else path).parent
         if not folder.exists() and folder.parent.is_dir():
             try:
                 folder.mkdir()

@@ -62,7 +62,7 @@ class StepInputs:
         """Return the ids, mask and positions of a step after `past` tokens; the mask hides no token."""
         axis = 0 if len(self.ids.shape) == 1 else 1
         ids = np.asarray(ids)
-        if ids.ndim == axis and len(self.ids.shape) == ids.ndim + 1:
+        if axis and len(self.ids.shape) == ids.ndim + 1:
             ids = ids[None]
         if ids.ndim != len(self.ids.shape) or not ids.size:
             raise UsageError(f"a step takes {self.ids}, not an array of shape {list(ids.shape)}")

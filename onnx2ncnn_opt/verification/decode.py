@@ -89,7 +89,7 @@ class Decoder:
         prompt = f"prompt of {sum(plan.chunks)}" + (" with its second token hidden" if plan.hides else "")
         for step, count in enumerate((*plan.chunks, *[1] * tokens)):
             token = step + 1 - len(plan.chunks)
-            if token <= 0 or self.tokens is None:
+            if token <= 0 or self.tokens is None or self._inputs.ids.element != "int32":  # or an embedding
                 ids = self._draw_ids(random, count)
             feeds = self._feeds(ids, pasts, past, before, hides=plan.hides)
             part = f"chunk {step + 1} of a " if len(plan.chunks) > 1 else ""

@@ -100,7 +100,7 @@ GATES = {
 @pytest.mark.parametrize("gate", GATES)
 def test_three_nets_are_the_whole(gate: str, tmp_path: Path) -> None:
     files = written(tmp_path, GATES[gate])
-    paths = split_llm(files, tmp_path / "nets")
+    paths = split_llm(files, tmp_path / "nets", steps)
     assert {path.name for path in paths} == {
         *(f"{name}.ncnn.{kind}" for name in ("embed", "decoder", "lm_head") for kind in ("param", "bin")),
         "model.json",
@@ -164,7 +164,7 @@ def test_other_nets_are_refused(old: str, new: str, said: str, tmp_path: Path) -
     if "7=1" in old:
         text = "\n".join(" ".join(_without_cache(line.split())) for line in text.splitlines() if line)
     with pytest.raises(UsageError, match=said):
-        split_llm(written(tmp_path, text), tmp_path / "nets")
+        split_llm(written(tmp_path, text), tmp_path / "nets", steps)
 
 
 def _without_cache(words: list[str]) -> list[str]:
@@ -209,10 +209,10 @@ def test_the_tables_and_masks_of_the_runner(changes: dict[str, str], said: str, 
         text = text.replace(old, new)
     files = written(tmp_path, text)
     if not said:
-        assert len(split_llm(files, tmp_path / "nets", steps())) == 7
+        assert len(split_llm(files, tmp_path / "nets", steps)) == 7
         return
     with pytest.raises(UsageError, match=said):
-        split_llm(files, tmp_path / "nets", steps())
+        split_llm(files, tmp_path / "nets", steps)
     assert not (tmp_path / "nets").exists()
 
 
@@ -223,5 +223,5 @@ def test_scaled_frequencies_are_refused(tmp_path: Path) -> None:
         if layer.name == "freq":
             layer.weights["data"] = np.linspace(1, 0.1, HALF, dtype=np.float32)
     write_net(graph, tmp_path / "scaled.param", tmp_path / "scaled.bin")
-    with pytest.raises(UsageError, match="other frequencies than the powers"):
-        split_llm(NetFiles.at(tmp_path / "scaled"), tmp_path / "nets")
+    with pytest.raises(UsageError, match="the cosines 'cos'"):
+        split_llm(NetFiles.at(tmp_path / "scaled"), tmp_path / "nets", steps)

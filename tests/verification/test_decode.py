@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt import bisect, verify
+from onnx2ncnn_opt import Net, bisect, convert, verify
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import load_converted
-from testing.decoders import NET, decoder
+from testing import present
+from testing.decoders import MODEL, NET, decoder, model_of
 
 _ATTENTION = "q k v mask past_key past_value o0 present_key present_value 5=1 6=0.35355338 7=1"
 
@@ -30,6 +31,23 @@ def test_a_right_decoder(modes: tuple[str, ...], tmp_path: Path) -> None:
         ("logits", "ok"),
         ("greedy token", "ok"),
     ] * len(modes)
+
+
+def test_a_decoder_of_embeddings(tmp_path: Path) -> None:
+    """It takes rows, so no token can follow from the scores: all steps get random rows."""
+    text = MODEL.replace("int64[1, S] input_ids", "float[1, S, 16] inputs_embeds")
+    text = text.replace("word = Gather(words, input_ids)", "").replace("Add(word,", "Add(inputs_embeds,")
+    found = convert(model_of(text), tmp_path / "net")
+    assert [(row.name, row.status) for row in present(found.report).outputs] == [
+        ("logits", "ok"),
+        ("greedy token", "ok"),
+    ]
+    rows = np.random.default_rng(0).standard_normal((1, 3, 16)).astype(np.float32)
+    with Net(tmp_path / "net") as net:
+        whole = net.step(rows)["logits"]
+        net.reset()
+        parts = [net.step(rows[0, :2])["logits"], net.step(rows[:, 2:])["logits"]]
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
