@@ -135,17 +135,15 @@ def _verified(
         with staging as staged:
             runs = conversion.begin_runs(verification)
             announce("estimating what fp16 does to the net")
-            failure: RunError | None = None
             with up_to(_ESTIMATED):
                 try:
                     conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
                     conversion.describe(staged)
-                except RunError as error:  # verification says why, unless it can run the net
-                    failure = error
+                except RunError as error:  # verification gives a better reason, unless it can run the net
+                    if masks and conversion.verify(verification, files=staged, worker=worker).ok:
+                        raise RunError(NO_ESTIMATE.format(error)) from error
             announce("verifying the net against ONNX Runtime")
             report = conversion.verify(verification, files=staged, worker=worker, runs=runs)
-            if failure and masks and report.ok:
-                raise RunError(NO_ESTIMATE.format(failure))
             report = report.renamed(astuple(staged), astuple(files))
             conversion = replace(conversion, report=report)
             if benchmark and report.ok:

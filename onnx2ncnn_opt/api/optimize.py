@@ -82,23 +82,18 @@ def optimize(  # noqa: PLR0913
         add_hints(net.graph)
     layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(net.graph))
     result = replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
-    failure: RunError | None = None
     if verification is not None and not result.misfit:
         announce("estimating what fp16 does to the net")
         try:
             result = result.estimated(verification, masks=masks)
-        except RunError as error:  # verification says why, unless it can run the net
-            failure = error if masks else None
-    return _verified(result, prefix, binary, verification, benchmark, failure)
+        except RunError as error:  # verification gives a better reason, unless it can run the net
+            if masks and result.verify(verification).ok:
+                raise RunError(NO_ESTIMATE.format(error)) from error
+    return _verified(result, prefix, binary, verification, benchmark)
 
 
 def _verified(
-    result: Optimized,
-    prefix: PathLike | None,
-    binary: bool | None,
-    verification: Verification | None,
-    benchmark: bool,
-    failure: RunError | None,
+    result: Optimized, prefix: PathLike | None, binary: bool | None, verification: Verification | None, benchmark: bool
 ) -> Optimized:
     """Write the files and verify the net; remove the files if it is wrong."""
     as_binary = result.is_binary if binary is None else binary
@@ -113,8 +108,6 @@ def _verified(
                 return result
             announce("running the net before and after")
             report = result.verify(verification, files=staged, names=names)
-            if failure and report.ok:
-                raise RunError(NO_ESTIMATE.format(failure))
             result = replace(result, report=report.renamed(astuple(staged), astuple(files)))
             report.check()
             if benchmark:

@@ -26,7 +26,6 @@ def example(
     output: Output, path: Path, language: str, shapes: dict[str, list[int]], file: Path | None, embed: bool
 ) -> None:
     """Print a complete small program that runs PREFIX.ncnn.param: every input and output, with shapes and types."""
-    from onnx2ncnn_opt.manifest import mixture
     from onnx2ncnn_opt.onnx.tail.header import c_name, header
     from onnx2ncnn_opt.param.files import all_or_nothing
     from onnx2ncnn_opt.report import embed as headers
@@ -39,8 +38,6 @@ def example(
     param, bin, manifest = net_files(path)
     if manifest is None:
         raise UsageError(f"{param} has no manifest beside it, which would say how arrays go in and out")
-    if problem := mixture(manifest, param, bin):
-        raise UsageError(problem)
     net = headers.embed(param, bin) if embed else None
     runner, name = tail_of(param, manifest), c_name(param.name.removesuffix(".param").removesuffix(".ncnn"))
     tail = runner.program if runner else None

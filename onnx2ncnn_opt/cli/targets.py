@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.param.files import is_special
 
 
 def is_folder(prefix: str) -> bool:
@@ -50,6 +49,8 @@ def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
     """Raise UsageError before the work if a result cannot be written, or would overwrite a source; make its folder."""
+    from onnx2ncnn_opt.param.files import is_special
+
     for path in paths:
         if is_special(path) and os.access(path, os.W_OK):
             continue

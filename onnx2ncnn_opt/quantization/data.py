@@ -25,8 +25,7 @@ class Samples(Sequence[dict[str, Array]]):
     def __init__(self, source: Any, entries: Sequence[Entry]) -> None:
         self.entries = tuple(entries)
         self._items: Sequence[Any] = ()
-        self._kept: dict[int, dict[str, Array]] = {}  # files that were read
-        self._room = _MOST_KEPT
+        self._kept: dict[int, dict[str, Array]] = {}  # samples of files
         self._where = f"{source}"
         if isinstance(source, Mapping):
             self._where = "the data"
@@ -59,8 +58,8 @@ class Samples(Sequence[dict[str, Array]]):
                 place = np.argwhere(~np.isfinite(array))[0].tolist()
                 raise UsageError(f"{where}: '{name}' is {array[tuple(place)]} at {place}")
         size = sum(array.nbytes for array in arrays.values())
-        if isinstance(self._items[index], Path) and size <= self._room:
-            self._kept[index], self._room = arrays, self._room - size
+        if isinstance(self._items[index], Path) and size * (len(self._kept) + 1) <= _MOST_KEPT:
+            self._kept[index] = arrays
         return arrays
 
     def _read(self, source: str) -> Sequence[Any]:

@@ -7,14 +7,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, send_signal
+from onnx2ncnn_opt.runtime.ending import describe_exit, stop
 
 _MAX_OUTPUT = 4000  # bytes
-_GRACE = 2.0  # seconds between two signals
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Processes(AbstractContextManager["Processes"]):
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # so that `end` reaches the children
+                        start_new_session=True,  # so that `stop` reaches the children
                     )
                     self._running.add(process)
             except OSError as error:
@@ -73,7 +72,7 @@ class Processes(AbstractContextManager["Processes"]):
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                end(process)
+                stop(process)
                 with self._lock:
                     self._running.discard(process)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_OUTPUT))
@@ -87,13 +86,4 @@ class Processes(AbstractContextManager["Processes"]):
             self._stopped = True
             running = list(self._running)
         for process in running:
-            end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its whole session, because even an ended program may have left children."""
-    for number in SIGNALS:
-        send_signal(process, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-    process.wait()
+            stop(process)

@@ -11,12 +11,9 @@ from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
 from onnx2ncnn_opt.report.words import cpp_piece
 
-_PRINTF = {
-    "float16": ("uint16_t", "%g", "ncnn::float16_to_float32(number)"),
-    "float32": ("float", "%g", "number"),
-    "float64": ("double", "%g", "number"),
-    "bool": ("unsigned char", "%d", "number"),
-}
+# A format for printf, and its argument; other types are integers.
+_PRINTF = {"float32": ("%g", "{}"), "float64": ("%g", "{}"), "bool": ("%d", "{}")}
+_PRINTF["float16"] = "%g", "ncnn::float16_to_float32({})"
 
 
 def python_call(manifest: Manifest, program: Program, codes: Mapping[str, str]) -> Iterator[str]:
@@ -46,8 +43,9 @@ def cpp_call(
         lines += _tail_input(manifest, port, number, mats.get(port.name, ""), codes)
     lines += cpp_piece("call of the tail", tail=name)
     for number, port in enumerate(program.outputs):
-        kind, form, value = _PRINTF.get(port.dtype, (_c_type(port), "%lld", "(long long)number"))
-        lines += cpp_piece("output of the tail", text=comment(port), i=number, kind=kind, form=form, number=value)
+        form, value = _PRINTF.get(port.dtype, ("%lld", "(long long){}"))
+        value = value.format(f"((const {_c_type(port)}*)tail_out[{number}].data)[i]")
+        lines += cpp_piece("output of the tail", text=comment(port), i=number, form=form, value=value)
     return [f"    {line}" for line in (*lines, "free(memory);")]
 
 

@@ -5,9 +5,8 @@ import signal
 import subprocess
 from contextlib import suppress
 
-SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))  # to try in this order
-
-_PATIENCE = 2.0  # seconds in which another process ends
+_SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))
+_PATIENCE = 2.0  # seconds between them
 
 # Windows' exit codes of crashes, from ntstatus.h.
 _FIRST_CRASH = 0xC0000000
@@ -36,8 +35,8 @@ def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session, without waiting for more of their output."""
-    for number in SIGNALS:
+    """End a process and its whole session, because even an ended program may have left children."""
+    for number in _SIGNALS:
         with suppress(subprocess.TimeoutExpired):
             send_signal(process, number)
             process.wait(_PATIENCE)

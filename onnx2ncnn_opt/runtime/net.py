@@ -62,7 +62,6 @@ class Net(AbstractContextManager["Net"]):
             target = find_target(on)
             target.require()
             worker = NcnnWorker(target)
-            worker.warm_up()
             self._runner = NcnnRunner(self.param, self.bin, mode=mode, threads=threads, timeout=timeout, worker=worker)
             self._end = worker.close
         elif on is not None:
@@ -75,8 +74,6 @@ class Net(AbstractContextManager["Net"]):
         self.past = 0
         self._kept_inputs: dict[str, Any] = {}
         try:
-            if problem := mixture(self.manifest, self.param, self.bin):
-                raise UsageError(problem)
             self._check_blobs()
         except BaseException:
             self.close()
@@ -248,7 +245,10 @@ class _InProcess:
 
 
 def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest | None]:
-    """Return the .param and .bin of a net, and its manifest if there is one; raises UsageError if there is no net."""
+    """Return the .param and .bin of a net, and its manifest if there is one.
+
+    Raises UsageError if there is no net, or if the files do not belong together.
+    """
     if path.name.endswith((".param", ".param.bin")):
         param = path
     else:
@@ -263,8 +263,11 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
     for file in (param, bin):
         if not file.is_file():
             raise UsageError(f"there is no file {file}")
-    manifest = Path(f"{stem}.json")
-    return param, bin, read_manifest(manifest) if manifest.is_file() else None
+    path = Path(f"{stem}.json")
+    manifest = read_manifest(path) if path.is_file() else None
+    if problem := mixture(manifest, param, bin):
+        raise UsageError(problem)
+    return param, bin, manifest
 
 
 def as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:

@@ -33,10 +33,7 @@ def sized(*shape: int) -> tuple[int, ...]:
 
 
 def slice_indices(size: int, start: int, end: int, step: int) -> range:
-    """Return the indices of a slice.
-
-    With a negative step, unlike Python, ONNX clamps a start before the axis to 0.
-    """
+    """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
     if step < 0:
         return range(size)[max(start, -size) : None if end in TO_BEGINNING else end : step]
     return range(size)[start:end:step]
