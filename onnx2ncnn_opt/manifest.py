@@ -260,8 +260,8 @@ class Manifest:
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
     net is right; verification runs with `cases`, expressions of dynamic dimensions, above 0, and not. `macs` are the
     multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown. `masks` are the layers that
-    need more than fp16, `int8` has the measurements of `quantize`. `sha256` has the hashes of the .param and the .bin; a
-    manifest in memory has none.
+    need more than fp16, `int8` has the measurements of `quantize`. `sha256` has the hashes of the .param and the .bin;
+    a manifest in memory has none.
     """
 
     inputs: tuple[Entry, ...]
