@@ -72,7 +72,7 @@ class Import(Walk):
             self.demand(size, 1)
         drop_unused(self.graph)
         custom = tuple(self._custom.values())
-        cases = dict.fromkeys(self._cases(dynamic))
+        cases = sorted(set(self._cases(dynamic)), key=str)
         return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, cases, self._kept, self.model)
 
     def _cases(self, sizes: Collection[Dim]) -> Iterator[Dim]:

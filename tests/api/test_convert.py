@@ -1,6 +1,7 @@
 """The whole path on real exports: converted, verified in both runtimes, and at rest after one run of the passes."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def test_saved_files_are_read_back_unchanged(model: Path, conversion: Conversion
     net = read_net(files.param, files.bin)
     assert net.trailing_bytes == 0
     manifest = read_manifest(files.manifest)
-    assert manifest == conversion.manifest()
+    assert replace(manifest, sha256={}) == conversion.manifest()
     assert {entry.blob for entry in manifest.outputs} == {blob.name for blob in net.graph.outputs}
     assert {entry.blob for entry in manifest.inputs} == {blob.name for blob in net.graph.inputs}
     assert not [event for event in passes.run(net.graph, check=True) if isinstance(event, Applied)]
