@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# With a negative step, these ends of a Slice mean "to the first element".
-TO_BEGINNING = (2**31 - 1, 2**63 - 1)
-
 
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front."""
@@ -35,8 +32,13 @@ def sized(*shape: int) -> tuple[int, ...]:
 def slice_indices(size: int, start: int, end: int, step: int) -> range:
     """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
     if step < 0:
-        return range(size)[max(start, -size) : None if end in TO_BEGINNING else end : step]
+        return range(size)[max(start, -size) : None if is_beginning(end) else end : step]
     return range(size)[start:end:step]
+
+
+def is_beginning(end: int) -> bool:
+    """Return True for the end of a slice that means "to the first element" if the step is negative."""
+    return end in (2**31 - 1, 2**63 - 1)
 
 
 def wrapped(indices: NDArray[Any], size: int) -> NDArray[np.int64]:
