@@ -1,22 +1,25 @@
 """The command line as a user has it, in a folder of its own; most of them as forks of one process."""
 
-import atexit
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.runtime.targets import LOCAL
+from testing.forks import CAN_FORK, run_command
 from testing.models import write_model
 
 COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
+# This machine's CPU in fp32, as reports name it.
+HERE = LOCAL.described({"machine": platform.machine()}, ["fp32"])
 
 
 @dataclass(frozen=True)
@@ -35,26 +38,24 @@ class Ended:
 def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
     """Run ``onnx2ncnn-opt ARGS`` in a folder, and leave out its progress reports, which depend on the machine's load.
 
-    The command must not crash, and must not print a traceback. It is a fork of `fork_server`. With variables of an
+    The command must not crash, and must not print a traceback. It is a fork (testing/forks.py). With variables of an
     `environment` that Python reads at its start, it starts as a user's command does.
     """
     words = [*map(str, args)]
-    if not environment.keys() <= {"PYTHONPATH"}:
-        done = subprocess.run(
-            [*COMMAND, *words],
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=600,  # a busy machine takes minutes
-            check=False,
-        )
-        code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()
-    else:
-        code, out, err = _forked(folder, words, environment.get("PYTHONPATH", ""))
-    assert "Traceback" not in err, err
-    assert "\x1b" not in out + err
-    return Ended(code, out, without_progress(err))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if environment.keys() <= {"PYTHONPATH"} and CAN_FORK:
+            code = run_command(folder, words, environment.get("PYTHONPATH", ""), out.fileno(), err.fileno())
+        else:
+            variables = {**os.environ, **environment}
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            code = subprocess.run(
+                [*COMMAND, *words], cwd=folder, env=variables, **streams, timeout=600, check=False
+            ).returncode
+        out.seek(0), err.seek(0)
+        printed, said = out.read().decode(), err.read().decode()
+    assert "Traceback" not in said, said
+    assert "\x1b" not in printed + said
+    return Ended(code, printed, without_progress(said))
 
 
 def run_well(folder: Path, *args: str | Path, **environment: str) -> Ended:
@@ -95,33 +96,6 @@ def with_plugin(folder: Path) -> dict[str, Any]:
 def without_progress(err: str) -> str:
     """Return a command's stderr without its progress reports, such as `converting: ... (20% in 2 s)`."""
     return re.sub(r"^.* \((\d+% in )?\d+ s\)\n", "", err, flags=re.MULTILINE)
-
-
-@cache
-def _server() -> subprocess.Popen[str]:
-    """Return the process that forks; it ends with this one."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "testing.fork_server"],
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    atexit.register(server.__exit__, None, None, None)
-    atexit.register(server.kill)  # called before; processes that watch this one have a copy of its stdin
-    return server
-
-
-def _forked(folder: Path, args: list[str], paths: str) -> tuple[int, str, str]:
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as home:
-        out, err = Path(home, "out"), Path(home, "err")
-        request = {"folder": str(folder), "args": args, "paths": paths, "out": str(out), "err": str(err)}
-        print(json.dumps(request), file=server.stdin, flush=True)
-        code = int(server.stdout.readline())
-        return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
 
 
 def names(folder: Path) -> set[str]:

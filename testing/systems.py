@@ -78,9 +78,11 @@ def _refusing(step: Callable[..., None]) -> Callable[..., None]:
 
 
 def _files_in_use() -> Iterator[str]:
-    """Yield the files that processes have open or mapped."""
+    """Yield the files that processes of this system have open or mapped: those with its variables."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
+            if os.environb[b"TMPDIR"] not in (process / "environ").read_bytes():
+                continue
             for line in (process / "maps").read_text(encoding="utf-8").splitlines():
                 yield line[line.find("/") :]
             for stream in (process / "fd").iterdir():

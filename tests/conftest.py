@@ -30,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Import what threads share: pytest rewrites modules, for which CPython 3.11 fails in two threads at once."""
+    """Fork workers; import what threads share: pytest rewrites modules, for which CPython 3.11 fails in two threads."""
+    from testing.forks import install
+
+    install()
     for room in ("api", "verification"):
         package = import_module(f"onnx2ncnn_opt.{room}")
         for module in iter_modules(package.__path__, f"{package.__name__}."):
