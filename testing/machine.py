@@ -19,6 +19,11 @@ from testing.programs import find_headers
 from testing.tails import CLANG, COMPILER
 
 
+def is_arm(worker: NcnnWorker) -> bool:
+    """Return True if a worker runs on ARM's 64-bit code."""
+    return worker.start().greeting["machine"] in ("aarch64", "arm64")
+
+
 @cache
 def lack(name: str) -> str:
     """Return the reason why this machine lacks it; empty if it does not."""

@@ -54,6 +54,11 @@ class Case:
         found = _UNCHANGED.search(self.text)
         return found.group(2) if found else "the pattern does not match"
 
+    @property
+    def may_be_nan(self) -> bool:
+        """True if the net before gives NaN on some CPU, where the net after gives numbers."""
+        return "\nNaN before: " in self.text
+
     def __str__(self) -> str:
         return f"{self.pass_name}: {self.title}"
 

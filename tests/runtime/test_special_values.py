@@ -11,6 +11,7 @@ import pytest
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import write_net
+from testing.machine import is_arm
 
 NAN, INF = np.nan, np.inf
 Numbers = float | tuple[float, ...]
@@ -64,7 +65,7 @@ HALF_FACTS = [
 
 def column(device: NcnnWorker) -> int:
     """Return the column of FACTS."""
-    return 2 if device.target.vulkan else int(device.start().greeting["machine"] in ("aarch64", "arm64"))
+    return 2 if device.target.vulkan else int(is_arm(device))
 
 
 def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: str = "fp32") -> Array:

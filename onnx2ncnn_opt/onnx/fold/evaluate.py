@@ -78,6 +78,9 @@ def _most_elements(node: onnx.NodeProto, opset: int, inputs: Inputs) -> int:
     """
     if not inputs:
         return 0  # a Constant is in the model already, however large
+    if node.op_type == "Range":  # ONNX casts the quotient to 64 bits; if it does not fit, each CPU gives another number
+        start, limit, step = (array.item() for array in inputs if array is not None)
+        return max(0, int(-((start - limit) // step)))
     unknown = 0 if inputs[0] is None else inputs[0].size
     total = 0
     for type in inferred_types(node, opset, [None if array is None else Constant(array) for array in inputs]):
