@@ -6,7 +6,6 @@ from typing import Literal
 # "unproven": the model itself gives no finite number. "mismatch", "nan", "shape": ncnn's numbers differ, are not
 # finite, or have another shape. "missing", "refused", "crashed": the net has no such blob, ncnn refused it, or crashed.
 Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
-
 WITHOUT_ROUNDINGS = "compared without roundings to 8 bits"  # in the message of an output that is "ok"
 
 

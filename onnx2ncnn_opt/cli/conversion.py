@@ -90,8 +90,7 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     notes += result.cost
     if result.model.lost:
         notes.append(f"nothing leads to {', '.join(result.model.lost)} of the model: add what they need to --outputs")
-    constants = (value.const_value for value in result.model.graph.initializers.values())
-    tensors = [tensor for tensor in constants if tensor is not None]
+    tensors = [t for value in result.model.graph.initializers.values() if (t := value.const_value) is not None]
     own, stored = sum(tensor.size for tensor in tensors), parameters(result.graph)
     short = sum(tensor.size for tensor in tensors if tensor.dtype.itemsize == 2 and tensor.dtype.is_floating_point())
     if 2 * short > own and result.storage is None:

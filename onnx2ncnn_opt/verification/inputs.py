@@ -48,8 +48,7 @@ LENGTHS = (
     Lengths(2, 1, 96, 64, 8),
     Lengths(4, 3, 128, 160, 32),
     Lengths(2, 2, 224, 256, 24),
-    # For models that take long at these, such as attention over an image.
-    Lengths(1, 2, 24, 32, 8),
+    Lengths(1, 2, 24, 32, 8),  # these two for models that take long, such as attention over an image
     Lengths(3, 3, 15, 21, 5),
     # For models that refuse all of these: a table of eight positions, an STFT of 1024, a network that halves ten times.
     Lengths(2, 2, 5, 7, 4),

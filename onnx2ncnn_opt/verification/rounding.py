@@ -243,7 +243,7 @@ class Rounding:
             return ""
         nan = {name for name, array in values.items() if array.dtype.kind == "f" and np.isnan(array).any()}
         nodes = read_model(self._model).graph.node
-        ends = [(node, bool(nan.intersection(node.input)), bool(nan.intersection(node.output))) for node in nodes]
+        ends = [(node, not nan.isdisjoint(node.input), not nan.isdisjoint(node.output)) for node in nodes]
         makers = [f"{node.op_type} '{node.name}'" for node, takes, makes in ends if makes and not takes]
         is_hidden = any(takes and not makes and node.op_type not in _NAN_RULES for node, takes, makes in ends)
         return makers[0] if makers and is_hidden else ""
