@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple
 
 _MAX_LINES, _MAX_LINE_LENGTH, _KEPT_END = 200, 500, 100
 _MAX_COMMAND_LENGTH = 2**17  # Linux takes no longer argument
@@ -74,30 +73,18 @@ class Unsupported:
         return f"{text}; {self.hint}" if self.hint else text
 
 
-class Plan(NamedTuple):
-    """Two nets for a model: the outputs of the `first`, and the inputs and outputs of the second."""
-
-    first: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    def __str__(self) -> str:
-        second = f"the second from {', '.join(self.inputs)}"
-        return f"make two nets, the first up to {', '.join(self.first)}, {second} (docs/failed.md)"
-
-
 class UnsupportedError(ConversionError):
     """Nodes that have no exact ncnn form; `nodes` lists all of them, `advice` says how to convert without them.
 
     `cuts` are values that a caller may try as outputs: the values before all nodes, or the outputs of the first of two
-    nets. A `plan` for two nets ends the advice. Nodes with the same reason share one line of the message.
+    nets. Then `second` has the inputs and outputs of the second one. Nodes with the same reason share one line of the
+    message.
     """
 
-    def __init__(
-        self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str], plan: Plan | None = None
-    ) -> None:
-        self.nodes, self.plan, self.cuts = tuple(nodes), plan, tuple(filter(None, map(tuple, cuts)))
-        self.advice = advice = f"{advice}\n{plan}" if plan else advice
+    second: Sequence[Sequence[str]] = ()
+
+    def __init__(self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str]) -> None:
+        self.nodes, self.advice, self.cuts = tuple(nodes), advice, tuple(filter(None, map(tuple, cuts)))
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
         lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in lines_by_reason(nodes))]
         super().__init__("\n".join([*lines, advice] if advice else lines))

@@ -19,7 +19,7 @@ import onnx.utils
 import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, Plan, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
@@ -41,8 +41,7 @@ _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 16
 _MAPS, _VOLUMES, _COLOURS = (64, 32, 28, 48, 16), (64, 32, 96, 128, 16), 4  # inner maps have more channels than images
 _LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000)
 _SOUNDS = (16000, 8000, *_LENGTHS)
-_LEAST = 7  # smaller frozen sizes are of kernels
-_FACTORS = (2, 4, 32)  # of dynamic dimensions
+_FACTORS, _LEAST = (2, 4, 32), 7  # of dynamic dimensions; smaller frozen sizes are of kernels
 _MOST = 2**22  # elements of a size tried for all dimensions
 _MAX_RUNS = 4  # of the model at fixed sizes: if none of these helps, others hardly do
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
@@ -95,29 +94,18 @@ def working_options(
     return None
 
 
-def second_net(model: Path, plan: Plan) -> list[str]:
-    """Return the commands for the second net of a plan; none if it does not convert."""
-    parts = list(plan.inputs), list(plan.outputs)
+def second_net(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Return the commands that convert the part of a model between these values; none if they would fail."""
     with temporary_folder() as folder:
         rest = Path(folder) / "rest.onnx"
         try:
-            onnx.utils.extract_model(model, rest, *parts)
-        except (ValueError, onnx.checker.ValidationError):  # it does not know the types of all values
+            onnx.utils.extract_model(model, rest, list(inputs), list(outputs))
+            lower(rest)
+        except (Error, ValueError, onnx.checker.ValidationError):  # onnx does not know the types of all values
             return []
-        if not converts(rest, {}):
-            return []
-    arguments = json.dumps([os.fspath(model), rest.name, *parts], ensure_ascii=False)[1:-1]
+    arguments = json.dumps([os.fspath(model), rest.name, inputs, outputs], ensure_ascii=False)[1:-1]
     python = f"import onnx.utils; onnx.utils.extract_model({arguments})"
-    return [command_line("-c", python, program="python"), command_line("convert", "rest.onnx")]
-
-
-def converts(model: Any, options: Mapping[str, Any]) -> bool:
-    """Return True if `lower` takes the model with these options."""
-    try:
-        lower(model, **options)
-    except Error:
-        return False
-    return True
+    return [command_line("-c", python, program="python"), command_line("convert", rest.name)]
 
 
 def _around(
@@ -230,12 +218,12 @@ class _Dimensions:
     """
 
     def __init__(self, model: LoadedModel, inputs: Sequence[InputInfo]) -> None:
-        self.inputs = [info for info in inputs if any(isinstance(dim, Sym) for dim in info.shape)]
+        self.inputs = [info for info in inputs if names_in(info.shape)]
         axes = [(info, axis, name) for info in self.inputs for axis, dim in enumerate(info.shape) for name in _of(dim)]
         self.names = {name for *_, name in axes}
         self.batches = {name for info, axis, name in axes if _is_batch(info, axis)}
         images = [info for info in self.inputs if len(info.shape) > 3]
-        usual = _usual_sizes(images or self.inputs)
+        usual = _usual_sizes(self.inputs)
         self.frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
         self.sides = [name for info in images for dim in info.shape[2:] for name in _of(dim)]
         self.sized = list(dict.fromkeys(self.sides or sorted(self.names - self.batches)))
@@ -281,14 +269,13 @@ def _named(inputs: Iterable[InputInfo], sizes: Mapping[str, Dim]) -> dict[str, A
 
 
 def _usual_sizes(inputs: Sequence[InputInfo]) -> tuple[int, ...]:
-    """Return the usual sizes of inputs, all of which are images, or none."""
-    channels = [info.shape[1] for info in inputs if len(info.shape) > 3]
-    if not channels:
-        is_sound = any(math.prod(size for size in info.shape if isinstance(size, int)) == 1 for info in inputs)
-        return _SOUNDS if is_sound and all(info.dtype.is_floating_point() for info in inputs) else _LENGTHS
-    if any(len(info.shape) == 5 for info in inputs):
-        return _VOLUMES
-    return _MAPS if all(isinstance(count, int) and count > _COLOURS for count in channels) else _SIDES
+    """Return the usual sizes of the longest inputs."""
+    rank = max((len(info.shape) for info in inputs), default=0)
+    fixed = [[size for size in info.shape[1:] if isinstance(size, int)] for info in inputs if len(info.shape) == rank]
+    if rank > 3:
+        return _VOLUMES if rank > 4 else _MAPS if all(min(sizes, default=0) > _COLOURS for sizes in fixed) else _SIDES
+    is_sound = all(info.dtype.is_floating_point() for info in inputs) and any(math.prod(sizes) == 1 for sizes in fixed)
+    return _SOUNDS if is_sound else _LENGTHS
 
 
 def _fitting(problem: str, size: int) -> list[int]:
@@ -350,8 +337,8 @@ def _constants(model: LoadedModel) -> list[onnx_ir.TensorProtocol]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _of(dim: object) -> frozenset[str]:
-    return frozenset(dim.names()) if isinstance(dim, Sym) else frozenset()
+def _of(dim: Dim) -> set[str]:
+    return names_in([dim])
 
 
 def _is_batch(info: InputInfo, axis: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -280,12 +280,11 @@ class _Job:
         from onnx2ncnn_opt.api.working_options import as_arguments, second_net, without, working_options
 
         more, text = working_options(model, error, self._lower_options, self.options["verification"]), str(error)
-        plan, second = error.plan if isinstance(error, UnsupportedError) else None, list[str]()
-        if plan is not None:
-            second = second_net(model, plan) if more == {"outputs": list(plan.first)} else []
-            text = text if second else text.replace(f"\n{plan}", "")
         if more is None:
             return text
+        second: Iterable[str] = ()
+        if isinstance(error, UnsupportedError) and error.second and more == {"outputs": [*error.cuts[0]]}:
+            second = second_net(model, *error.second)
         is_usage = isinstance(error, UsageError)
         if "shapes" in more and not is_usage:
             more = {**more, "shapes": {**(self.options["shapes"] or {}), **more["shapes"]}}

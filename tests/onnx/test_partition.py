@@ -220,8 +220,8 @@ def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
     with pytest.raises(UnsupportedError) as caught:
         convert(data)
     assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
-    assert "needs a net again\nmake two nets, the first up to u, the second from u, v (" in str(caught.value)
-    assert caught.value.cuts[0] == ("u",)
+    assert str(caught.value).endswith("needs a net again")
+    assert (caught.value.cuts[0], caught.value.second) == (("u",), (["u", "v"], ["y"]))
     assert operators(converted(data, outputs=["u"])) == ["NonZero", "Cast", "Unsqueeze"]
     assert converted(model("i = NonZero (f)  y = Neg (f)"), outputs=["i", "y"]).cut == ("f", "y")
 

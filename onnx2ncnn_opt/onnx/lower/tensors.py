@@ -30,7 +30,7 @@ class TensorBuilder(Builder):
         self._ones: dict[Sym, Blob] = {}
         self._ranges = Ranges()
         self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
-        self._longer: dict[Blob, tuple[View, Callable[[int], Tensor | None]]] = {}
+        self._longer: dict[tuple[Blob, Atoms], tuple[Dims, Callable[[], Value]]] = {}
 
     def range_of(self, x: Value) -> Range:
         """Return the known range of a value's elements."""
@@ -179,22 +179,19 @@ class TensorBuilder(Builder):
         view, operands = self._operands.get(x.blob, (None, ()))
         return operands if view == x.view else None
 
-    def note_longer(self, x: Tensor, longer: Callable[[int], Tensor | None]) -> Tensor:
-        """Record how to compute x with at least one element along an axis, where x may be empty; return x."""
-        self._longer[x.blob] = x.view, longer
-        return x
+    def note_longer(self, x: Tensor, axis: int, make: Callable[[], Value]) -> None:
+        """Record how to compute x with at least one element along an axis that may be empty."""
+        self._longer[x.blob, x.view.axes[axis]] = x.view.axes, make
 
     def longer(self, x: Value, axis: int) -> Tensor | None:
-        """Return x with at least one element along an axis, where x may be empty; None without a record."""
+        """Return x with at least one element along an axis that may be empty; None without a record."""
         x = self.tensor(x)
-        view, make = self._longer.get(x.blob, (x.view, None))
-        if make is None or not set(x.view.axes) <= {*view.axes, ()}:
+        old, make = self._longer.get((x.blob, x.view.axes[axis]), ((), None))
+        if make is None or not set(x.view.axes) <= {*old, ()}:
             return None
-        made = make(view.axes.index(x.view.axes[axis]))
-        if made is None:
-            return None
-        axes = dict(zip(view.axes, made.view.axes, strict=True)) | {(): ()}
-        return made.viewed(made.view.with_axes(axes[atoms] for atoms in x.view.axes))
+        made = self.tensor(make())
+        new: dict[Atoms, Atoms] = {**dict(zip(old, made.view.axes, strict=True)), (): ()}
+        return made.viewed(made.view.with_axes(new[atoms] for atoms in x.view.axes))
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         """Return the tensor with another shape; needs a layer only if regrouping the view's factors is impossible."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import onnx_ir
 
-from onnx2ncnn_opt.errors import ModelError, Plan, Unsupported, UnsupportedError, lines_by_reason
+from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, names_in, product
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.view import MAX_DIMS
@@ -105,7 +105,7 @@ class _TailCandidates:
     def _is_known(self, value: onnx_ir.Value) -> bool:
         """Return True for a constant, and for a value that depends only on dynamic dimensions of the model's inputs."""
         item = self._values.get(value.name or "")
-        return isinstance(item, Constant) or (isinstance(item, SymbolicTensor) and self._cells(item) is not None)
+        return self._is_constant(value) or (isinstance(item, SymbolicTensor) and self._cells(item) is not None)
 
     def _cells(self, item: SymbolicTensor) -> list[Dim] | None:
         """Return the integers of a short tensor in terms of dynamic dimensions; None for other tensors."""
@@ -123,39 +123,29 @@ class _TailCandidates:
                 yield from (user for user, _ in value.uses()) if node is None else [node]
 
     def with_obstacle(self, error: UnsupportedError, needed: Iterable[onnx_ir.Node]) -> UnsupportedError:
-        """Return the error of the import with the node that prevents a tail, and if possible a plan for two nets."""
-        nodes = sorted(needed, key=self.order.__getitem__)
-        users = [(node, user) for node in nodes for user in sorted(self._after(node), key=self.order.__getitem__)]
-        obstacles = [(node, user, inner) for node, user in users if (inner := _obstacle(user)) not in (None, node)]
+        """Return the error of the import, with the node that prevents a tail, and two nets if they are possible."""
+        place, after, outputs = self.order.__getitem__, self._readers.after, self._model.graph.outputs
+        nodes = sorted(needed, key=place)
+        users = ((node, user, _obstacle(user)) for node in nodes for user in sorted(after([node]), key=place))
+        obstacles = [(node, user, inner) for node, user, inner in users if inner is not None and inner is not node]
         if not obstacles:
             return error
         node, user, inner = obstacles[0]
-        assert inner is not None
         names = f"{node.op_type} '{label(node)}'", f"{inner.op_type} '{label(inner)}'"
         inside = "is in a branch of" if user is node else "depends on"
         problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
-        second = self._after(*(user for _, user, _ in obstacles))
+        second = after(user for _, user, _ in obstacles)
         if not all(node in self.movable if node in second else _obstacle(node) is None for node in nodes):
             return UnsupportedError(error.nodes, problem, *error.cuts)
         read = dict.fromkeys(x for node in self._model.graph if node in second for x in self._reads(node))
-        inputs = [x for x in read if x.producer() not in second and not self._sources(x).isdisjoint(self._inputs)]
-        outputs = self._model.graph.outputs
-        first = [x for x in (*inputs, *outputs) if x.producer() and x.producer() not in second]
-        parts = first, inputs, [x for x in outputs if x.producer() in second]
-        plan = Plan(*(tuple(dict.fromkeys(names_of(values))) for values in parts))
-        return UnsupportedError(error.nodes, problem, plan.first, *error.cuts, plan=plan)
+        inputs = [x for x in read if x.producer() not in second and not self._is_constant(x)]
+        first = dict.fromkeys(x for x in (*inputs, *outputs) if x.producer() and x.producer() not in second)
+        result = UnsupportedError(error.nodes, problem, names_of(first), *error.cuts)
+        result.second = names_of(inputs), names_of(x for x in outputs if x.producer() in second)
+        return result
 
-    def _after(self, *nodes: onnx_ir.Node) -> set[onnx_ir.Node]:
-        return self._readers.after(nodes)
-
-    def _sources(self, value: onnx_ir.Value) -> set[str | None]:
-        """Return the names of the values without a producer, such as inputs, that a value depends on."""
-
-        def operands(value: onnx_ir.Value) -> Iterable[onnx_ir.Value]:
-            node = value.producer()
-            return () if node is None else read_values(node)
-
-        return {source.name for source in reached([value], operands) if source.producer() is None}
+    def _is_constant(self, value: onnx_ir.Value) -> bool:
+        return isinstance(self._values.get(value.name or ""), Constant)
 
     def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
         """Return the `needed` nodes, all after them, and further nodes of a minimum cut; empty if there is no cut."""

@@ -114,7 +114,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     if 0 in shape:
         return im.empty(shape, x.dtype)
     x = with_rank(x, len(shape))
-    pairs, one = list(zip(x.shape, shape, strict=True)), x
+    pairs, one, grown = list(zip(x.shape, shape, strict=True)), x, list[int]()
     x = repeated(im, x, [target if size == 1 and isinstance(target, int) else 1 for size, target in pairs])
     for axis, (size, target) in enumerate(pairs):
         is_dynamic = isinstance(size, Sym) or isinstance(target, Sym)
@@ -122,11 +122,10 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
             row = im.tensor(Constant(np.ones(target, np.float32))) if isinstance(target, int) else im.ones(target)
             along = unsqueeze(im, row, tuple(range(1, len(shape) - axis)))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
-
-    def longer(axis: int) -> Tensor | None:
-        return im.tensor(spread(im, one, (*shape[:axis], larger(shape[axis], 1), *shape[axis + 1 :])))
-
-    return im.note_longer(x, longer) if x.blob is not one.blob else x
+            grown.append(axis)
+    for axis in grown:
+        im.note_longer(x, axis, partial(spread, im, one, (*shape[:axis], larger(shape[axis], 1), *shape[axis + 1 :])))
+    return x
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:

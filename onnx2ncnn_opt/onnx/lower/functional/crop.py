@@ -1,6 +1,7 @@
 """Selection of elements along an axis: Crop for a slice, Slice for a split, Crops and Concat for other indices."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,23 +93,20 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
     if isinstance(start, int) and isinstance(end, int):
         is_single = end == start + 1 > 0 and isinstance(size, int)
         laid_out, dim, inner = sliceable(im, x, axis, is_single)
-        last = end if end == TO_END else end * inner
-        blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=(last,), axes=(dim,))
+        ends = (end if end == TO_END else end * inner,)
+        blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=ends, axes=(dim,))
         view = resized(laid_out.view, axis, blob.known_shape[dim] if inner == 1 else 1)
     else:
         laid_out, dim, _ = sliceable(im, x, axis)
-        [starts, ends], others = im.size_expressions([(start,), (end,)], laid_out.blob)
-        blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
+        [begin, stop], others = im.size_expressions([(start,), (end,)], laid_out.blob)
+        blob = im.layer("Crop", laid_out.blob, *others, starts_expr=begin, ends_expr=stop, axes_expr=str(dim))
         view = resized(laid_out.view, axis, end - start)
-
-    def longer(other: int) -> Tensor | None:
-        if other != axis:
-            return None if (whole := im.longer(x, other)) is None else crop(im, whole, axis, start, end)
+    result = Tensor(blob, view, x.dtype)
+    if isinstance(size, Sym):
         bounds = (at if isinstance(at, Sym) or at >= 0 else size + (at != TO_END) * at for at in (start, end))
         first, last = (smaller(bound, top) for bound, top in zip(bounds, (size - 1, size), strict=True))
-        return crop(im, x, axis, first, larger(last, first + 1))
-
-    return im.note_longer(Tensor(blob, view, x.dtype), longer)
+        im.note_longer(result, axis, partial(crop, im, x, axis, first, larger(last, first + 1)))
+    return result
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
