@@ -19,6 +19,7 @@ from onnx2ncnn_opt.ir.weight import Array
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
 COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
+ABSORBING = 1e8  # from here on, adding a score changes nothing in float32
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
 _LONGEST = 4 * (2**16 - 1)  # elements along an axis on a GPU: in groups of four, of which it starts 65,535
 INPUT_MARGIN = 2.0  # numbers may be this many times larger for untried inputs

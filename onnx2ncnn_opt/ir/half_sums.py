@@ -474,7 +474,7 @@ def _probabilities(layer: Layer, inputs: Sequence[Array], rng: np.random.Generat
     if not softmax_size(layer, x.shape):
         return
     rows = np.moveaxis(x, layer["axis"], -1).reshape(-1, x.shape[layer["axis"]])
-    rows = rows[_indices(len(rows), _QUERIES, rng)]
+    rows = np.maximum(rows[_indices(len(rows), _QUERIES, rng)], np.float32(-1e38))  # a row may be -infinity
     terms = np.exp(rows - rows.max(axis=1, keepdims=True))
     sums = terms.sum(axis=1, dtype=np.float64)
     halves = np.add.accumulate(terms.astype(np.float16), axis=1, dtype=np.float16)[:, -1].astype(np.float64)

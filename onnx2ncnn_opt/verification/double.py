@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.ir.half import ABSORBING
 from onnx2ncnn_opt.onnx.read.early import expanded
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import read_model
@@ -108,7 +109,7 @@ class InDouble(NodeWriter):
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         kind = "" if node.domain else node.op_type
         rewrites = {"AveragePool": self._average, "Conv": self._convolution, "GlobalAveragePool": self._mean}
-        rewrites["LRN"] = self._local_response
+        rewrites |= {"LRN": self._local_response, "Add": self._sum}
         rewrites |= dict.fromkeys(_GATES, self._recurrent)
         if kind in rewrites and rewrites[kind](node, inputs, attributes):
             return
@@ -136,6 +137,16 @@ class InDouble(NodeWriter):
         self.nodes.append(copy)
         for name in floats:
             self.node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
+
+    def _sum(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """Add a sum, in float32 if it is large: there masks absorb scores. Return False for integers."""
+        if self._types.get(node.input[0]) not in FLOATS:
+            return False
+        total = self.node("Add", *inputs)
+        single = self.node("Cast", self.node("Cast", total, to=TensorProto.FLOAT), to=TensorProto.DOUBLE)
+        is_large = self.node("Greater", self.node("Abs", total), np.array(ABSORBING))
+        self.node("Where", is_large, single, total, out=node.output[0])
+        return True
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
         """Add a convolution as products of a few kernel columns each; return False for unknown padding."""

@@ -302,7 +302,7 @@ def draw_array(
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
         natural, data = None, draw.data
-        if data and not uses.domain:
+        if data and (uses.is_guarded or not uses.domain):
             natural = draw_data(shape, data.pixels, data.sound, seeds, letters=data.letters)
         array = _floats(uses, shape, draw, rng) if natural is None else natural
     elif dtype.kind in "iu" and uses.are_lengths:
@@ -333,7 +333,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
         return _flat(uses, shape, draw, rng)
     if draw.spiked:
         return _spiked(_floats(uses, shape, draw._replace(plain=True, spiked=False), rng), uses, rng)
-    is_bounded = draw.plain or not uses.is_guarded
+    is_bounded = (draw.plain and not draw.data) or not uses.is_guarded
     if uses.domain and is_bounded:
         array: Array = np.asarray(rng.uniform(*uses.domain, shape))
         if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain and not uses.divides:

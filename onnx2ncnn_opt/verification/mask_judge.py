@@ -70,7 +70,8 @@ def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
 
     One score has a probability of 1 / (1 + exp(-x)), whose slope is at most 1 / 4: half of the probability there.
     """
-    errors = scores - expected
+    with np.errstate(invalid="ignore"):  # scores of -infinity
+        errors = scores - expected
     if end.type == "Softmax":
         axis = end["axis"] if end["axis"] < 0 else end["axis"] - len(end.input.shape or expected.shape)
         if expected.shape[axis] < 2:

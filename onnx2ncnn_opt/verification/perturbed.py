@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ _WEIGHTS = "weights"  # a file's name
 OWN, SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"  # inputs of the model with errors
 _TINY = float(np.finfo(np.float32).tiny)
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_ABSORBING = ("Add", "Mul", "Sub")  # a result may be an operand, as a mask that absorbs scores
 _INTEGER_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # without errors of their own
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8)
 
@@ -154,7 +155,8 @@ class _ErrorWriter(NodeWriter):
         addend = {"one": node.input[0], "gates": ""}.get(traits.errors) if node.input else None
         for index, name in enumerate(node.output):
             if name and self._types.get(name) in _FLOATS:
-                node.output[index] = self.perturb_output(name, self._types[name], addend)
+                terms = node.input if node.op_type in _ABSORBING else ()
+                node.output[index] = self.perturb_output(name, self._types[name], addend, terms)
                 if traits.axes == "each" and self._integral.issuperset(node.input):
                     self._unperturbed[name] = node.output[index]
 
@@ -179,10 +181,11 @@ class _ErrorWriter(NodeWriter):
         scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", OWN), SHARED)]
         return self.node("Add", self.node("Mul", signs, scales[0]), scales[1])
 
-    def perturb_output(self, name: str, dtype: int, addend: str | None = None) -> str:
+    def perturb_output(self, name: str, dtype: int, addend: str | None = None, terms: Sequence[str] = ()) -> str:
         """Insert an error after a node, and return its new output name.
 
-        With an `addend` insert also the error of 1 + addend; "" means the output itself.
+        With an `addend` insert also the error of 1 + addend; "" means the output itself. Elements equal to one of the
+        `terms` are exact.
         """
         inner = f"onnx2ncnn_opt.inner.{name}"
         perturbed = self.perturb(inner, dtype)
@@ -190,6 +193,8 @@ class _ErrorWriter(NodeWriter):
             size = self.node("Add", self.node("Abs", addend or inner), self.number(1, dtype))
             error = self.node("Mul", self.errors(inner, dtype), self.number(_ERROR_OF_ONE, dtype))
             perturbed = self.node("Add", perturbed, self.node("Mul", size, error))
+        for term in terms:
+            perturbed = self.node("Where", self.node("Equal", inner, term), inner, perturbed)
         self.nodes.append(helper.make_node("Identity", [perturbed], [name]))
         return inner
 

@@ -52,6 +52,12 @@ def test_exact_values_decide_without_a_step() -> None:
     assert not spread(graph, np.array([0, -0.0, 1e-7, 1], np.float32)).any()
 
 
+def test_a_mask_that_absorbs_scores_is_exact() -> None:
+    """In rows that a mask hides, all probabilities are equal."""
+    graph = "(float[4] x) => (float[4] y) <float low = {-3e38}> { s = Exp(x) m = Add(s, low) y = Softmax(m) }"
+    assert spread(graph, np.arange(4, dtype=np.float32)).max() < 1e-4
+
+
 def test_a_quotient_of_integers_decides_for_itself() -> None:
     """The row of a cell's index is the same everywhere; an error would make it another row, or none."""
     graph = """(float[6] x) => (float[2] y) <float three = {3}, int64[1] two = {2}> {
