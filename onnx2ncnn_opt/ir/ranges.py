@@ -1,8 +1,8 @@
 """Facts about a blob's numbers, from the layers that compute it: bounds, integers, NaN and infinity.
 
 Elements of graph inputs are unconstrained. Layers that mix elements (a convolution, a product, a normalisation) are
-assumed to return finite numbers, because a NaN in an operand spreads in the model too. Elementwise functions have
-rules: they return NaN or infinity outside their domain, and propagate them. Overflow of large results is ignored.
+assumed to return finite numbers below 1e20, because a NaN in an operand spreads in the model too. Elementwise functions
+have rules: they return NaN or infinity outside their domain, and propagate them. Overflow of large results is ignored.
 """
 
 import math
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 
 UNKNOWN = Range()
-ORDINARY = Range(may_be_nan=False, may_be_inf=False)
+ORDINARY = Range(-1e20, 1e20, may_be_nan=False, may_be_inf=False)
 _BIT = Range(0, 1, False, False, True)
 _ZERO = Range(0, 0, False, False, True)
 
@@ -139,7 +139,8 @@ def union(*ranges: Range) -> Range:
 
 
 def _sum(a: Range, b: Range) -> Range:
-    return _both(a, b, a.low + b.low, a.high + b.high, nan=a.may_be_inf and b.may_be_inf)
+    differ = any(x.may_be_inf and y.may_be_inf and x.high == _INF and y.low == -_INF for x, y in ((a, b), (b, a)))
+    return _both(a, b, a.low + b.low, a.high + b.high, nan=differ)
 
 
 def _negative(x: Range) -> Range:

@@ -31,7 +31,7 @@ def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
     sizes = zip(whole, *(mask.known_shape for mask in masks), strict=True)
     shape = tuple(1 if set(of_masks) == {1} else size for size, *of_masks in sizes)
     is_attention = _is_product(scores) and {user.type for user in softmax.output.users} == {"MatMul"}
-    is_fused = is_attention and len(whole) == 3
+    is_fused = is_attention and len(whole) <= 3
     require(is_fused or shape != whole, "the masks together are as large as the scores")
     both = Layer("BinaryOp", f"{softmax.name}_mask", masks, [Blob(f"{softmax.name}_mask", shape, scores.batch)])
     masked = Blob(f"{softmax.input.name}_masked", softmax.input.shape, scores.batch)
