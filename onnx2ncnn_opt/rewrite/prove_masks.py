@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.attention import ATTENTION, operand_count
-from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
@@ -27,6 +27,7 @@ SOURCES = frozenset({"Input", "MemoryData"})
 _EXP_LIMIT = 11.0  # exp(11.09) is 65504
 # Infinity instead of a large constant changes only results that are infinite in fp16 anyway.
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
+_CARRYING = frozenset({"Clip", "GridSample", "Interp", "Reduction"})
 
 
 class Mask(NamedTuple):
@@ -91,7 +92,8 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
             reason = f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs"
             yield _Proof(layer, Feature.NO_FP16_ARITHMETIC, reason, "vulkan")
-        yield from _large_weights(layer)
+        if layer.type in HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
+            yield _Proof(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
         if (factor := _factor_of_zeros(layer)) > LARGEST:
             reason = f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs"
             if layer.type == "InstanceNorm":
@@ -99,26 +101,18 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
             else:  # ARM computes the others in fp32
                 yield _Proof(layer, Feature.NO_VULKAN, reason, "vulkan")
         yield from _own_numbers(layer, ranges)
-
-
-def _large_weights(layer: Layer) -> Iterator[_Proof]:
-    """Yield the layers that read a weight or constant beyond fp16."""
-    is_constant = layer.type == "MemoryData"
-    if (is_constant or layer.type in HALF_WEIGHTS) and (size := _largest_weight(layer)) > LARGEST:
-        reason = f"it reads the constant {size:.3g}" if is_constant else f"a weight is {size:.3g}"
-        for reader in layer.output.users if is_constant else (layer,):
-            yield _Proof(reader, FP32, f"{reason}, and fp16 ends at {LARGEST:g}")
+        if abs(number := _written(layer, ranges)) > LARGEST:
+            features = FP32 | Feature.NO_BF16_STORAGE if abs(number) >= INFINITE else FP32
+            reason = f"it computes with {number:.3g}, which is infinite in fp16"
+            yield from (_Proof(reader, features, reason) for reader in _readers_of_large(layer, number))
 
 
 def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
     """Yield the layers with infinite results from a large parameter, or a division by an eps that fp16 makes 0."""
     size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
-        is_limit = size >= INFINITE  # bf16 does not hold it either
-        features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
+        features = FP32 | Feature.NO_BF16_STORAGE if size >= INFINITE else FP32  # bf16 does not hold it either
         yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
-        for reader in _readers_of_sums(layer.output) if is_limit else ():
-            yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
     is_sum = layer.computes(BinaryOp.ADD, BinaryOp.SUB)
     least = layer["min"] if layer.type == "Clip" else size if is_sum or layer.computes(BinaryOp.MAX) else 0.0
     if 0 < least < SMALLEST and (divisions := _undefined_at_0(layer.output)):
@@ -176,15 +170,42 @@ def _factor_of_zeros(layer: Layer) -> float:
     return float(1 / layer["eps"] if limits_root else layer["eps"] ** -0.5)
 
 
-def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
-    """Yield the consumers of a blob that are reached through moves and additions."""
+def _written(layer: Layer, ranges: Ranges) -> float:
+    """Return the largest number that a layer writes, as masks of scores do; 0 if it may never write it."""
+    if layer.type == "MemoryData":
+        numbers = layer.weights["data"]
+        low, high = (f(initial=0.0, where=np.isfinite(numbers)) for f in (numbers.min, numbers.max))
+        return float(low if -low > high else high)
+    if layer.type == "Eltwise":
+        return float(max(layer["coeffs"], key=abs, default=0.0))
+    if not layer.computes(*_HARMLESS, BinaryOp.MUL, scalar=True):
+        return 0.0
+    number, x = float(layer["b"]), ranges.of(layer.input)
+    if layer.computes(BinaryOp.MUL):
+        return number if _may_be_0(layer.input, ranges) and (x.is_integer or abs(number) >= INFINITE) else 0.0
+    is_limit = layer.computes(BinaryOp.MAX, BinaryOp.MIN)
+    return number if not is_limit or (x.may_be_inf and not layer.input.is_input) else 0.0  # as of a mask's logarithm
 
-    def sums(blob: Blob) -> Iterator[Blob]:
-        for user in blob.users:
-            if user.type == "Eltwise" or user.computes(BinaryOp.ADD) or user.has(Trait.MOVES):
-                yield from user.outputs
 
-    yield from (user for total in reached([blob], sums) for user in total.users)
+def _readers_of_large(layer: Layer, number: float) -> Iterator[Layer]:
+    """Yield a layer and those that its large number reaches, up to a limit or a layer that computes something else."""
+
+    def is_limited(user: Layer) -> bool:
+        if user.type == "Clip":
+            return bool(abs(user["min" if number < 0 else "max"]) <= LARGEST)
+        return user.computes(BinaryOp.MAX if number < 0 else BinaryOp.MIN, scalar=True) and abs(user["b"]) <= LARGEST
+
+    def carried(blob: Blob) -> Iterator[Blob]:
+        yield from (out for user in blob.users if _carries(user, blob) and not is_limited(user) for out in user.outputs)
+
+    users = (user for blob in reached(layer.outputs, carried) for user in blob.users)
+    yield from (each for each in (layer, *users) if each.type not in SOURCES and not is_limited(each))
+
+
+def _carries(layer: Layer, blob: Blob) -> bool:
+    """Return True if a layer moves the numbers of a blob, adds them up, or multiplies them by a number or a mask."""
+    computes = layer.computes(*_HARMLESS, BinaryOp.MUL, BinaryOp.DIV, UnaryOp.NEG, UnaryOp.ABS, Eltwise.SUM)
+    return computes or layer.has(Trait.MOVES) or (layer.type in _CARRYING and blob is layer.inputs[0])
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
-from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.gather import pixel_centres, pixels
 from onnx2ncnn_opt.onnx.lower.functional.logic import below, one_minus
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
@@ -29,7 +29,7 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, he
 
 Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
-_LOWEST = -1e30  # far below every score: their sum is this number
+_ABSORBED = 2.0**-26  # of a number: what a sum with it loses in float32
 _PLANE = ((), (), (0,), (1,))
 _LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 distinguish
 _SAFE_OPERANDS = (0.0, 1.0, 0.5)  # one of these is in the domain of every function
@@ -60,12 +60,9 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
         return _of_constants(im, mask, a, b)
     if isinstance(a, Constant):
         a, b, mask = b, a, _complement(im, mask)
-    left = _finite_elsewhere(im, a, mask)
     if isinstance(b, Constant):
-        if left is None and b.scalar is not None and abs(b.scalar) > _LARGEST_HALF:
-            # The pass limit_mask_fill looks for the number in an addition.
-            return _or_constant(im, mask, _copied(im, mask, a, number(0)), b)
-        return _copied(im, mask, a, b) if left is None else _or_constant(im, mask, left[0], b)
+        return _tensor_or_constant(im, mask, number(0) if _chooses_zeros(mask, a) else a, b)
+    left = _finite_elsewhere(im, a, mask)
     if left is not None:
         second = _complement(im, mask)
         right = _finite_elsewhere(im, b, second)
@@ -88,37 +85,78 @@ def _complement(im: ImportContext, mask: Mask) -> Mask:
 def _of_constants(im: ImportContext, mask: Mask, a: Constant, b: Constant) -> Value:
     """Choose between two constants by products with the mask, or by its logarithm for large ones."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
-        if x.scalar == 0 and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
-            return _large_constant(im, _complement(im, mask) if swapped else mask, other)
+        if not x.array.any() and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
+            return _fill(im, _complement(im, mask) if swapped else mask, other)
     if any(not (np.abs(x.array) <= _LARGEST_HALF).all() for x in (a, b)):
         return _copied(im, mask, a, b)
-    if b.scalar == 0:
+    if not b.array.any():
         return binary(im, BinaryOp.MUL, mask, a)
     second = binary(im, BinaryOp.MUL, _complement(im, mask), b)
-    return second if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, mask, a), second)
+    return second if not a.array.any() else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, mask, a), second)
 
 
-def _or_constant(im: ImportContext, mask: Mask, x: Value, other: Constant) -> Value:
-    """Return a finite x where `mask` is 1, a constant elsewhere."""
-    if isinstance(mask, Constant):
-        chosen = binary(im, BinaryOp.MUL, x, mask)
-        added = np.where(mask.array != 0, np.float32(0), other.array.astype(np.float32))
-        return binary(im, BinaryOp.ADD, chosen, Constant(added)) if added.any() else chosen
-    if other.scalar is not None and other.scalar <= _LOWEST:
-        return binary(im, BinaryOp.ADD, x, _large_constant(im, mask, other))
-    chosen = binary(im, BinaryOp.MUL, x, mask)
+def _chooses_zeros(mask: Mask, x: Value) -> bool:
+    """Return True if a mask chooses only zeros of x, as ``where(x != 0, c, x)`` does in transformers."""
+    if not isinstance(mask, Tensor) or not isinstance(x, Tensor) or x.view != mask.view:
+        return False
+    test = mask.blob.producer
+    is_test = test is not None and test.type == "Threshold" and test["threshold"] == -FLT_MIN
+    negative = test.input.producer if test is not None and is_test else None
+    size = negative.input.producer if negative is not None and negative.computes(UnaryOp.NEG) else None
+    return size is not None and size.computes(UnaryOp.ABS) and size.input is x.blob
+
+
+def _tensor_or_constant(im: ImportContext, mask: Mask, x: Tensor | Constant, other: Constant) -> Value:
+    """Return x where `mask` is 1, a constant elsewhere; of scores plus a mask, choose between mask and constant."""
+    layer = x.blob.producer if isinstance(x, Tensor) else None
+    is_sum = layer is not None and layer.computes(BinaryOp.ADD, scalar=False)
+    terms = im.operands_of(x) if isinstance(x, Tensor) and is_sum else None
+    lowest = other.scalar if other.scalar is not None and other.scalar < 0 else math.nan
+    for term, rest in itertools.permutations(terms or (), 2):
+        if _absorbs(other, im.range_of(term)):
+            return binary(im, BinaryOp.ADD, term, _tensor_or_constant(im, mask, rest, other))
+        if im.range_of(term).is_finite and im.range_of(rest).within(lowest, 0):
+            chosen = binary(im, BinaryOp.MUL, term, mask)
+            return binary(im, BinaryOp.ADD, chosen, _or_constant(im, mask, rest, other))
+    finite = _finite_elsewhere(im, x, mask)
+    if finite is not None:
+        return _or_constant(im, mask, finite[0], other, finite[1])
+    if other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
+        # The pass limit_mask_fill looks for the number in an addition.
+        return binary(im, BinaryOp.ADD, _copied(im, mask, x, number(0)), _fill(im, mask, other))
+    return _copied(im, mask, x, other)
+
+
+def _or_constant(im: ImportContext, mask: Mask, x: Value, other: Constant, elsewhere: Range | None = None) -> Value:
+    """Return x where `mask` is 1, a constant elsewhere; x is finite there, in the range `elsewhere`.
+
+    A constant that absorbs x, as the lowest float32 absorbs scores, is added to x. But x may have such constants as
+    well, as another mask, and two of them are -infinity: there the lower one is chosen, or x is 0 first.
+    """
     if not other.array.any():
-        return chosen
-    if (np.abs(other.array) <= _LARGEST_HALF).all():
-        return binary(im, BinaryOp.ADD, chosen, binary(im, BinaryOp.MUL, _complement(im, mask), other))
-    if other.scalar is not None and not math.isnan(other.scalar):
-        return binary(im, BinaryOp.ADD, chosen, _large_constant(im, mask, other))
-    return binary(im, BinaryOp.ADD, chosen, _copied(im, mask, Constant(np.zeros((), np.float32)), other))
+        return binary(im, BinaryOp.MUL, x, mask)
+    if isinstance(x, Constant) and not x.array.any():
+        return _fill(im, mask, other)
+    if other.scalar is not None and other.scalar < 0 and im.range_of(x).within(other.scalar, 0):
+        return binary(im, BinaryOp.MIN, x, _fill(im, mask, other))
+    chosen = x if _absorbs(other, elsewhere or im.range_of(x)) else binary(im, BinaryOp.MUL, x, mask)
+    return binary(im, BinaryOp.ADD, chosen, _fill(im, mask, other))
 
 
-def _large_constant(im: ImportContext, mask: Mask, x: Constant) -> Value:
-    """Return 0 where the mask is 1, else a number beyond fp16: the clipped logarithm of the mask, as inf * 0 is NaN."""
-    assert x.scalar is not None
+def _absorbs(number: Constant, x: Range) -> bool:
+    """Return True if the sum of a number and x is the number in float32."""
+    most = abs(number.scalar or 0.0) * _ABSORBED
+    return x.within(-most, most)
+
+
+def _fill(im: ImportContext, mask: Mask, x: Constant) -> Value:
+    """Return 0 where the mask is 1, else a constant: beyond fp16 by the mask's clipped logarithm, as inf * 0 is NaN."""
+    if isinstance(mask, Constant):
+        return Constant(np.where(mask.array != 0, np.float32(0), x.array.astype(np.float32)))
+    if (np.abs(x.array) <= _LARGEST_HALF).all():
+        return binary(im, BinaryOp.MUL, _complement(im, mask), x)
+    if x.scalar is None or math.isnan(x.scalar):
+        return _copied(im, mask, number(0), x)
     log = im.unary(mask, "Log")
     log = log if x.scalar < 0 else im.apply(log, UnaryOp.NEG)
     return log if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, log, x)
