@@ -412,9 +412,8 @@ _JSON_NAMES = {int: "int", float: "float", str: "str", bool: "bool", tuple: "arr
 
 def mixture(manifest: Manifest | None, param: Path, bin: Path) -> str:
     """Return an error text if a file of a net is not the one that the manifest was written with, else ""."""
-    digests = dict(manifest.sha256) if manifest else {}
-    if manifest and manifest.tail:
-        digests["tail"] = manifest.tail.sha256
+    tail = {"tail": manifest.tail.sha256} if manifest and manifest.tail else {}
+    digests = {**manifest.sha256, **tail} if manifest else {}
     for kind, path in (("param", param), ("bin", bin), ("tail", tail_path(param))):
         if kind in digests and path.is_file() and file_hash(path) != digests[kind]:
             problem = f"{path} and its manifest are of two nets, or the file was changed since"

@@ -96,10 +96,7 @@ class Files(NetFiles):
     @classmethod
     @contextmanager
     def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None) -> Iterator[Files]:
-        """Yield paths with temporary names; rename the files when the block ends without an error.
-
-        Write the tail, and in the end the hashes into the manifest, which is renamed last.
-        """
+        """Yield paths with temporary names; rename the files if the block succeeds. Write the tail, and the hashes."""
         files = cls.of(prefix)
         with all_or_nothing(files.param, files.bin, *([files.tail] if tail else []), files.manifest) as staged:
             param, bin, *tails, manifest = staged

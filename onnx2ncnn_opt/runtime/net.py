@@ -245,10 +245,7 @@ class _InProcess:
 
 
 def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest | None]:
-    """Return the .param and .bin of a net, and its manifest if there is one.
-
-    Raises UsageError if there is no net, or if the files do not belong together.
-    """
+    """Return the .param and .bin of a net, and its manifest if there is one; UsageError for missing or mixed files."""
     if path.name.endswith((".param", ".param.bin")):
         param = path
     else:

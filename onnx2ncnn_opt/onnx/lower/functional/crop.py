@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, slice_ends
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
-from onnx2ncnn_opt.onnx.tail.operators.checks import is_beginning, slice_indices
+from onnx2ncnn_opt.onnx.tail.operators.checks import slice_indices
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 TO_END = -233  # Crop: to the end
@@ -75,7 +75,7 @@ def _flipped(size: Dim, start: int, end: int) -> tuple[Dim, int]:
     first: Dim = 0 if start >= 2**31 - 1 else -1 - start
     if start < 0 and not at_least(size + start, 0):  # ONNX clamps the start to the axis
         first = smaller(first, size - 1)
-    return first, -1 - end if end > -(2**31) + 1 and not is_beginning(end) else 2**31 - 1
+    return first, -1 - end if -(2**31) + 1 < end < 2**31 - 1 else 2**31 - 1
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:

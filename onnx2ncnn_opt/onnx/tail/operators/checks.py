@@ -31,14 +31,9 @@ def sized(*shape: int) -> tuple[int, ...]:
 
 def slice_indices(size: int, start: int, end: int, step: int) -> range:
     """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
-    if step < 0:
-        return range(size)[max(start, -size) : None if is_beginning(end) else end : step]
+    if step < 0:  # and the largest integers as the end mean "to the first element"
+        return range(size)[max(start, -size) : None if end in (2**31 - 1, 2**63 - 1) else end : step]
     return range(size)[start:end:step]
-
-
-def is_beginning(end: int) -> bool:
-    """Return True for the end of a slice that means "to the first element" if the step is negative."""
-    return end in (2**31 - 1, 2**63 - 1)
 
 
 def wrapped(indices: NDArray[Any], size: int) -> NDArray[np.int64]:
