@@ -59,21 +59,16 @@ def _tail_input(manifest: Manifest, port: Port, number: int, mat: str, codes: Ma
         shape = ["1"]
     elif mat:
         entry = next(entry for entry in manifest.outputs if entry.name == port.name)
-        is_int = str(entry.element == "int32").lower()
-        shape, is_half = list(_mat_shape(entry, mat)), port.dtype == "float16"
-        data = f"tail_{'floats' if is_half else 'data'}{number}"
-        yield f"std::vector<{'float' if is_half else kind}> {data};"
+        element = str(entry.element == "int32").lower() + (", true" if port.dtype == "float16" else "")
+        shape = list(_mat_shape(entry, mat))
+        yield f"{declaration};"
         if f"{mat}.n" in shape[1:]:
             raise UsageError(f"the tail reads {comment(port)}, whose batch is not its first axis; use Net in Python")
         if f"{mat}.n" in shape:
             yield f"for (int b = 0; b < {mat}.n; b++)"
-            yield f"    append({data}, {mat}.batch(b), {is_int});"
+            yield f"    append(tail_data{number}, {mat}.batch(b), {element});"
         else:
-            yield f"append({data}, {mat}, {is_int});"
-        if is_half:
-            yield f"{declaration};"
-            yield f"for (float number : {data})"
-            yield f"    tail_data{number}.push_back(ncnn::float32_to_float16(number));"
+            yield f"append(tail_data{number}, {mat}, {element});"
     else:
         shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
         yield f"{declaration}({' * '.join(shape) or '1'}, 1); // yours"
