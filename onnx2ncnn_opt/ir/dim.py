@@ -488,8 +488,10 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
     even = exact_div(size, divisor)
     if even is not None:
         return even
-    common = _common_factor(size, divisor)  # 6*a*w // (4*b*w) is 3*a // (2*b)
-    if common != 1:
+    terms = [*size.terms.items(), *_terms(divisor).items()]
+    factors = reduce(and_, (Counter(factors) for factors, _ in terms)).elements()
+    common = _dim({tuple(sorted(factors, key=str)): gcd(*(k for _, k in terms))})
+    if common != 1:  # 6*a*w // (4*b*w) is 3*a // (2*b)
         return (exact_div(size, common) or 0) // (exact_div(divisor, common) or 0)
     if isinstance(divisor, int) and divisor > 0:
         # (a*d + r) // d == a + r // d holds for floor division, for all signs.
@@ -500,13 +502,6 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
         # ((x // a) + r) // b == (x + r*a) // (a*b): keeps chains of strided layers flat.
         return quotient + _of_factor(_flatten_nested(rest, divisor))
     return _of_factor(Call("//", size, divisor))
-
-
-def _common_factor(*sizes: Dim) -> Dim:
-    """Return the product of the factors of all terms of sizes."""
-    terms = [term for size in sizes for term in _terms(size).items()]
-    common = reduce(and_, (Counter(factors) for factors, _ in terms))
-    return _dim({tuple(sorted(common.elements(), key=str)): gcd(*(k for _, k in terms))})
 
 
 def _flatten_nested(size: Sym, divisor: int) -> Call:

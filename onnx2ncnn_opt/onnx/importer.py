@@ -27,8 +27,6 @@ from onnx2ncnn_opt.onnx.tail.refusals import Refusals
 from onnx2ncnn_opt.onnx.value import Constant, Tensor
 from onnx2ncnn_opt.onnx.walk import Port, Walk
 
-_WINDOWS = COMPARISONS | {"Sub"}  # operators whose constants may be windows of masks
-
 
 class Imported(NamedTuple):
     """The ncnn graph of a model, and its inputs and outputs in ONNX order.
@@ -41,7 +39,7 @@ class Imported(NamedTuple):
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
-    cases: Collection[Dim]  # sizes that are above 0 for some dynamic dimensions only, see `Import.imported`
+    cases: Collection[Dim]  # sizes that are above 0 for some dynamic dimensions only, see `Import._cases`
     kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
     model: LoadedModel
     tail: Tail | None = None
@@ -85,8 +83,9 @@ class Import(Walk):
             yield call.a - call.b * (call.a // call.b if call.operator == "//" else 1)
         shapes = (info.shape for info in self.model.net_inputs if len(info.shape) < MAX_DIMS)
         tokens = [size for shape in shapes for size in shape[1:] if isinstance(size, Sym)]
-        names = chain.from_iterable(names_of(node.inputs) for node in self.model.graph if node.op_type in _WINDOWS)
-        numbers = (x for name in names if isinstance(x := self.values.get(name), Constant) and x.dtype.kind == "i")
+        nodes = (node for node in self.model.graph if node.op_type in COMPARISONS | {"Sub"})
+        operands = (self.values.get(name) for node in nodes for name in names_of(node.inputs))
+        numbers = (x for x in operands if isinstance(x, Constant) and x.dtype.kind == "i")
         for window in (0, *(x.scalar for x in numbers if x.scalar is not None)):
             yield from (size - abs(int(window)) - 1 for size in tokens)
 

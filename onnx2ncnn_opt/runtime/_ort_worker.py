@@ -53,9 +53,8 @@ class OrtServer(Server):
         if flags["once"]:
             # Weights are not copied into another layout, which also changes the order of sums.
             options.add_session_config_entry("session.disable_prepacking", "1")
-        wrong = ["ExpandElimination"]  # it drops an Expand to no elements, too
-        source, providers = data if path is None else path, ["CPUExecutionProvider"]
-        session = self.ort.InferenceSession(source, options, providers=providers, disabled_optimizers=wrong)
+        source, wrong = data if path is None else path, ["ExpandElimination"]  # it drops an Expand to no elements, too
+        session = self.ort.InferenceSession(source, options, ["CPUExecutionProvider"], disabled_optimizers=wrong)
         self.sessions[number] = session
         self.answer(
             {

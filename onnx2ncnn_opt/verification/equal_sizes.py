@@ -81,10 +81,7 @@ class _Trial:
     _runner: OrtRunner
 
     def base(self, groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], Total | None] | None:
-        """Return sizes at which the model runs, and the size that is a sum of two others; None if no run succeeds.
-
-        The names of a group get one size if the model does not run with different ones.
-        """
+        """Return sizes at which the model runs, if possible different ones in a group, and the sum of two others."""
         names = list(dynamic_sizes(self._model))
         for total, lengths in product(totals(names), LENGTHS[1:3]):
             sizes = dynamic_sizes(self._model, lengths, total=total)

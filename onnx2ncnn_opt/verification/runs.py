@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -210,23 +210,19 @@ def drawn_runs(
 
 def _other_cases(manifest: Manifest | None, usual: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
     """Return sizes near the first ones, at which one of the manifest's `cases` is above 0, or not, as at no `usual`."""
-    tried = list(usual)
+    tried, first = list(usual), usual[0]
 
-    def changed(name: str) -> Iterator[dict[str, int]]:
-        for size in sorted(range(1, _LONGEST), key=lambda size: abs(size - usual[0][name])):
-            yield {**usual[0], name: size}
+    def is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
+        size = parsed_size(text, sizes)
+        return isinstance(size, int) and (size > 0) == is_above
 
     for text, is_above in product(manifest.cases if manifest else (), (False, True)):
-        is_case = partial(_is_case, text, is_above)
-        if len(tried) < _MAX_CASES and not any(map(is_case, tried)):
-            near = chain.from_iterable(changed(name) for name in usual[0] if name in text)
-            tried += islice(filter(is_case, near), 1)
-    return [sizes for sizes in tried[len(usual) :] if _cost(manifest, sizes) <= _cost(manifest, usual[0])]
-
-
-def _is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
-    size = parsed_size(text, sizes)
-    return isinstance(size, int) and (size > 0) == is_above
+        if len(tried) < _MAX_CASES and not any(map(partial(is_case, text, is_above), tried)):
+            steps = product((name for name in first if name in text), range(_LONGEST), (-1, 1))
+            near = ({**first, name: first[name] + sign * step} for name, step, sign in steps)
+            positive = (sizes for sizes in near if min(sizes.values()) > 0)
+            tried += islice(filter(partial(is_case, text, is_above), positive), 1)
+    return [sizes for sizes in tried[len(usual) :] if _cost(manifest, sizes) <= _cost(manifest, first)]
 
 
 def _quality(reference: Mapping[str, Array]) -> int:
