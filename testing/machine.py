@@ -40,7 +40,7 @@ def _vulkan() -> str:
             except UsageError:
                 return "no driver"
             except RunError as error:
-                return f"{mode}: {error}"
+                return f"{mode}: {' '.join(str(error).split())[:400]}"
     return ""
 
 

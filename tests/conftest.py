@@ -66,9 +66,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what was not run."""
-    lacked = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
-    if lacked:
-        tests = ", ".join(f"{name}: {count}" for name, count in sorted(lacked.items()))
+    skipped = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped")]
+    if skipped:
+        counts = Counter(text.partition(" (")[0] for text in skipped)
+        texts = {text.partition(" (")[0]: text for text in skipped}  # whose details differ, as addresses do
+        tests = ", ".join(f"{texts[name]}: {counts[name]}" for name in sorted(counts))
         terminalreporter.write_line(f"not run here, and how many tests: {tests}", yellow=True)
 
 

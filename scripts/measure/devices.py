@@ -38,6 +38,7 @@ from onnx2ncnn_opt.verification.tolerance import compare, in_mode
 from scripts.measure.device_nets import MODELS, WORKER, Cases, Net, models, op_fixtures, pass_fixtures, snippets
 from scripts.measure.measured import ROOT
 from scripts.measure.measured import table as measured_table
+from testing.machine import lack
 
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
@@ -184,6 +185,8 @@ def run_check(options: argparse.Namespace) -> int:
         try:
             worker = NcnnWorker(find_target(on))
             worker.start()
+            if worker.target.vulkan and (reason := lack("Vulkan")):
+                raise UsageError(reason)
         except UsageError as error:
             print(f"NOT CHECKED on {device}: {error}", flush=True)
         else:
