@@ -29,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every case, length and exporter, not a sample")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start more processes than there are cores: tests wait for other processes a third of their time."""
+    return ((os.cpu_count() or 1) * 3 + 1) // 2
+
+
 def pytest_sessionstart() -> None:
     """Fork workers; import what threads share: pytest rewrites modules, for which CPython 3.11 fails in two threads."""
     from testing.forks import install
@@ -52,6 +58,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         on = metafunc.config.getoption("--on")
         here = [pytest.param(None, id="CPU"), pytest.param("vulkan", marks=pytest.mark.needs("Vulkan"))]
         metafunc.parametrize("device", [on] if on else here, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only --thorough runs."""
+    if not config.getoption("--thorough"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

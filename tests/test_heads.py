@@ -1,6 +1,6 @@
 """The ends of detectors: fixtures/heads, each a net with a tail, in Python, as printed programs and as C++.
 
-Of the heads in turn, one of SOME's two forms is verified, or both with --thorough.
+Of each head, one of four forms is verified, and two are cut by hand; all with --thorough.
 """
 
 import subprocess
@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
+from testing.exports import sampled
 from testing.tails import Library, same_bits
 
 HEADS = sorted((Path(__file__).parents[1] / "fixtures" / "heads").glob("*.onnx"))
@@ -29,20 +30,14 @@ SOME = [path for path in HEADS if path.stem.endswith(".ts") == ("-" not in path.
 MEGABYTES = 120
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "verified" in metafunc.fixturenames:
-        is_thorough = metafunc.config.getoption("--thorough")
-        paths = [path for number, path in enumerate(SOME) if is_thorough or number % 4 in (0, 3)]
-        metafunc.parametrize("verified", paths, ids=lambda path: path.stem)
-
-
+@pytest.mark.parametrize("verified", sampled(SOME, [path for i, path in enumerate(SOME) if i % 4 in (0, 3)]))
 def test_a_head_is_right(verified: Path) -> None:
     conversion = convert(verified)
     assert conversion.report is not None
     assert conversion.report.ok, conversion.report
 
 
-@pytest.mark.parametrize("path", HEADS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sampled(HEADS, SOME))
 def test_the_net_is_that_of_the_model_cut_by_hand(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are the same files, and each is made by as many imports."""
     attempt, count = Import.attempt, 0

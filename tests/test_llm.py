@@ -10,7 +10,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
-from testing.exports import refilled
+from testing.exports import one_of_each, refilled, sampled
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
 KINDS = ("optimum", "optimum-sdpa", "dynamo", "genai", "genai-int4")
@@ -34,21 +34,7 @@ def model_of(path: Path) -> bytes:
     return bytes(refilled(path).SerializeToString())
 
 
-def sample(paths: list[Path]) -> list[Path]:
-    """Return one exporter of each model, another one from model to model."""
-    names = sorted({path.name.split(".")[0] for path in paths})
-    found = []
-    for number, name in enumerate(names):
-        own = [path for path in paths if path.name.startswith(f"{name}.")]
-        found.append(own[number % len(own)])
-    return found
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "path" in metafunc.fixturenames:
-        able = [path for path in MODELS if not refusal(path)]
-        paths = able if metafunc.config.getoption("--thorough") else sample(able)
-        metafunc.parametrize("path", paths, ids=lambda path: path.stem)
+ABLE = [path for path in MODELS if not refusal(path)]
 
 
 def test_ten_models_of_all_exporters() -> None:
@@ -59,6 +45,7 @@ def test_ten_models_of_all_exporters() -> None:
     assert sum(path.stat().st_size for path in MODELS) < 3_000_000
 
 
+@pytest.mark.parametrize("path", sampled(ABLE, one_of_each(ABLE)))
 def test_a_decoder_is_right(path: Path) -> None:
     conversion = convert(model_of(path))
     assert present(conversion.report).ok, conversion.report

@@ -1,4 +1,7 @@
-"""The whole path on real exports: converted, verified in both runtimes, and at rest after one run of the passes."""
+"""The whole path on real exports: converted, verified in both runtimes, and at rest after one run of the passes.
+
+Of each model of full size one exporter, in turn; all with --thorough.
+"""
 
 import math
 from dataclasses import replace
@@ -27,13 +30,13 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, float32_budget
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import present
-from testing.exports import MODELS, ROOT, SKELETONS, refilled
+from testing.exports import MODELS, ROOT, SKELETONS, SMALL, one_of_each, refilled, sampled
 from testing.models import parsed, write_model
 from testing.optimized import apply_passes
 from testing.worker import WORKER
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=sampled(MODELS, [*SMALL, *one_of_each(SKELETONS)]))
 def model(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path

@@ -1,6 +1,6 @@
 """The command and the function do the same work: they write the same files.
 
-Every third model is converted by both, or all with --thorough.
+Every third small model is converted by both, or all with --thorough.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.errors import RunError, VerificationError
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing import present
 from testing.command import run
-from testing.exports import MODELS, save_refilled
+from testing.exports import MODELS, SMALL, sampled, save_refilled
 from testing.models import write_model
 
 VERIFIED = ["attention.ts", "inverted.tsbn", "residual-batch.dyn", "siamese.ts", "temporal.dyn", "unet-hw.ts"]
@@ -25,10 +25,8 @@ def contents(prefix: Path) -> dict[str, bytes]:
     return {end: Path(f"{prefix}.ncnn.{end}").read_bytes() for end in ("param", "bin", "json")}
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda path: path.stem)
-def test_the_same_files_without_verification(model: Path, tmp_path: Path, thorough: bool) -> None:
-    if not thorough and model not in MODELS[::3]:
-        return
+@pytest.mark.parametrize("model", sampled(MODELS, SMALL[::3]))
+def test_the_same_files_without_verification(model: Path, tmp_path: Path) -> None:
     filled = save_refilled(model.stem, tmp_path)
     assert run(tmp_path, "convert", "model.onnx", "-o", "a", "--no-verify", "--quiet").code == 0
     convert(filled, tmp_path / "b", verification=None)

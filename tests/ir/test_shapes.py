@@ -50,8 +50,14 @@ def run(worker: NcnnWorker, layer: Layer, folder: Path, *, batched: bool = False
     return [results[blob.name].shape for blob in layer.outputs]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nets")
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_shapes(case: Case, worker: NcnnWorker, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_case(case: Case, worker: NcnnWorker, folder: Path, request: pytest.FixtureRequest) -> None:
+    """A line of the table: the shapes in it, in the runtime, of symbols, of batches; and what its traits promise."""
     result = found(case.layer())
     if request.config.getoption("--update-fixtures"):
         text = FILE.read_text(encoding="utf-8")
@@ -60,7 +66,12 @@ def test_shapes(case: Case, worker: NcnnWorker, tmp_path: Path, request: pytest.
     assert result == case.expected
     if case in RUN:
         layer = case.layer()
-        assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, tmp_path)
+        assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, folder)
+    if case in NOT_CLAMPED:
+        symbols_give_the_same_sizes(case)
+        batches_are_those_of_the_runtime(case, worker, folder)
+        if case.type in WITH_TRAITS:
+            traits_are_true_in_the_runtime(case, worker, folder)
 
 
 def test_every_type_of_the_runtime_is_covered() -> None:
@@ -68,13 +79,12 @@ def test_every_type_of_the_runtime_is_covered() -> None:
     assert not WITH_TRAITS - {case.type for case in RUN}
 
 
-@pytest.mark.parametrize("case", [case for case in NOT_CLAMPED if case.type in WITH_TRAITS], ids=str)
-def test_traits_are_true_in_the_runtime(case: Case, worker: NcnnWorker, tmp_path: Path) -> None:
+def traits_are_true_in_the_runtime(case: Case, worker: NcnnWorker, folder: Path) -> None:
     layer = case.layer()
     shapes = [tuple(map(int, shape.split(","))) for shape in case.inputs.split()]
     rng = np.random.default_rng(0)
     inputs = [rng.permutation(np.linspace(-9, 9, int(np.prod(shape)), dtype=np.float32)) for shape in shapes]
-    runner = runner_of(layer, tmp_path, worker)
+    runner = runner_of(layer, folder, worker)
 
     def computed(arrays: list[NDArray[Any]]) -> NDArray[Any]:
         feeds = {b.name: a.reshape(shape) for b, a, shape in zip(layer.inputs, arrays, shapes, strict=True)}
@@ -94,8 +104,7 @@ def test_traits_are_true_in_the_runtime(case: Case, worker: NcnnWorker, tmp_path
         assert (result <= bounds[1]).all()
 
 
-@pytest.mark.parametrize("case", NOT_CLAMPED, ids=str)
-def test_symbols_give_the_same_sizes(case: Case) -> None:
+def symbols_give_the_same_sizes(case: Case) -> None:
     """Every size a symbol at once (equal sizes the same one), and each of them alone; 1 stays: it may broadcast."""
     expected = infer_shapes(case.layer())
     sizes = {int(size) for size in case.inputs.replace(",", " ").split()} - {1}
@@ -107,15 +116,14 @@ def test_symbols_give_the_same_sizes(case: Case) -> None:
                 assert tuple(s.subs(values) if isinstance(s, Sym) else s for s in shape) == want
 
 
-@pytest.mark.parametrize("case", NOT_CLAMPED, ids=str)
-def test_batches_are_those_of_the_runtime(case: Case, worker: NcnnWorker, tmp_path: Path) -> None:
+def batches_are_those_of_the_runtime(case: Case, worker: NcnnWorker, folder: Path) -> None:
     """All inputs in batches of 2, and then each of several inputs without one."""
     count = len(case.inputs.split())
     for single in range(-1, count) if count > 1 else (-1,):
         batches = [1 if i == single else 2 for i in range(count)]
         layer = case.layer(batches=batches)
         shapes = [(batch, *shape) for shape, batch in infer_shapes(layer) if shape is not None]
-        assert shapes == run(worker, layer, tmp_path, batched=True), batches
+        assert shapes == run(worker, layer, folder, batched=True), batches
 
 
 H, W, N = symbol("h"), symbol("w"), symbol("n")

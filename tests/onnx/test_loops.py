@@ -26,13 +26,11 @@ def test_one_body_twice_has_different_layers() -> None:
 
 
 def test_a_loop_that_is_too_long_is_named_with_its_bound() -> None:
-    [reason] = refusals(loop("12345678", "b = Neg(a)"))
-    assert reason == (
-        f"Loop 'the_loop': its 12345678 iterations of 2 nodes are too many: loops may have {MOST_INLINED} in all; "
-        "export the loop with fewer iterations"
-    )
     [reason] = refusals(loop("9223372036854775807", "b = Neg(a)"))
-    assert "its 9223372036854775807 iterations" in reason
+    assert reason == (
+        "Loop 'the_loop': its 9223372036854775807 iterations of 2 nodes are too many: loops may have "
+        f"{MOST_INLINED} in all; export the loop with fewer iterations"
+    )
 
 
 def test_every_unsupported_node_is_reported_once() -> None:

@@ -1,6 +1,7 @@
 """ONNX's own conformance suite: a case is right, or refused for the reason that stands in the table.
 
-Every fifth case runs, or all with --thorough.
+Every fifth case runs, or all with --thorough. test_tail_operators.py, the next file, needs the same cases, which take
+seconds to make.
 """
 
 from pathlib import Path
