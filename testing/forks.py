@@ -102,6 +102,9 @@ class Worker(Fork):
         self.stdin = os.fdopen(writing, "wb")
         self.stdout, self.stderr = os.fdopen(reading, "rb"), os.fdopen(errors, "rb")
 
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
 
 def popen(command: Sequence[str], **options: Any) -> Any:
     """Start a process of runtime/: a fork, if it is this Python with the variables that it had at its start."""

@@ -102,7 +102,7 @@ def test_a_real_model(image: str, tmp_path: Path) -> None:
     conversion.verify(worker=WORKER).check()
     files = conversion.save(tmp_path / "net")
     manifest = read_manifest(files.manifest)
-    assert manifest == conversion.manifest()
+    assert replace(manifest, sha256={}) == conversion.manifest()
     assert verify_net(source, files.param, files.bin, manifest=manifest).ok
     entry = replace(manifest.inputs[0], image=Image((0.0,), (255.0,)) if image != PARTS else None)
     wrong = replace(manifest, inputs=(entry,))

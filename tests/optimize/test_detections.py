@@ -78,7 +78,8 @@ def test_boxes_are_those_of_the_same_scores(kind: str, mode: str, tmp_path: Path
     result = apply_passes(files.param, files.bin)
     assert "BatchNorm" not in {layer.type for layer in result.graph}
     report = result.verify(worker=worker, verification=Verification(modes=[mode]))
-    assert [(row.status, row.message) for row in report.outputs] == [("ok", "")] * len(result.graph.outputs)
+    assert {row.status for row in report.outputs} == {"ok"}
+    assert all(not row.message or row.message.endswith(NO_BOXES) for row in report.outputs)  # flat inputs may have none
     assert {row.name for row in report.outputs} == {blob.name for blob in result.graph.outputs}
     assert all(row.max_abs is not None and row.max_abs > 0 for row in report.outputs)
     precision = result.estimated().precision
