@@ -6,7 +6,6 @@ from typing import Literal
 # "unproven": the model itself gives no finite number. "mismatch", "nan", "shape": ncnn's numbers differ, are not
 # finite, or have another shape. "missing", "refused", "crashed": the net has no such blob, ncnn refused it, or crashed.
 Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
-WITHOUT_ROUNDINGS = "compared without roundings to 8 bits"  # in the message of an output that is "ok"
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,10 @@ class OutputReport:
     describes the fault, empty if there is none. `blob` is None if the net has no blob for it. `mode` is ncnn's number
     format: "fp32", "fp16" or "bf16".
 
-    In units of the output's largest value, `rounding` is the distance of ONNX Runtime's float32 from float64, `bits`
-    the error that 16 or 8 bits explain, and `allowed` the tolerance. `cause` is the cause of the error. They are None
-    or empty if not requested, or unknown.
+    `rule` is the rule of agreement that decided (docs/verdict.md), and `inputs` describes the inputs with the largest
+    error. In units of the output's largest value, `allowed` is the error that the rule allows, `rounding` the distance
+    of ONNX Runtime's float32 from float64, and `bits` the error that 16 or 8 bits explain. `cause` is the cause of the
+    error. They are None or empty if not requested, or unknown.
     """
 
     name: str
@@ -34,6 +34,8 @@ class OutputReport:
     bits: float | None = None
     allowed: float | None = None
     cause: str = ""
+    rule: str = ""
+    inputs: str = ""
 
     def __str__(self) -> str:
         error = "" if self.max_rel is None else f" ({self.max_rel:.1e})"

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.tail import operators as _tail_operators  # noqa: F401
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.verification.rules import RULES, UNPROVEN
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table
 from scripts.measure.speed import summary
@@ -100,6 +101,43 @@ def pnnx_outcomes() -> tuple[str, dict[str, str]]:
     return header.rpartition("with ")[2], told
 
 
+def verdict_page() -> str:
+    """Return the rules of agreement, and how often each decided."""
+    rules = [(f"**{rule.name}**", rule.when, rule.allows, rule.why) for rule in (*RULES, UNPROVEN)]
+    counted = [tuple(row.values()) for row in read_measured("rules")]
+    columns = tuple(read_measured("rules")[0])
+    return (
+        _page("Why an output agrees", _VERDICT, ("rule", "when", "allows", "why"), rules)
+        + _HOW_OFTEN
+        + _table(columns, counted)
+    )
+
+
+_VERDICT = """`verify MODEL NET.param NET.bin` prints for each output the rule that decided, the error, the error that
+the rule allows, and the inputs with the largest error:
+
+    output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.33e-07  allowed 3.05e-05  ...  at seed 2
+
+`convert -v` and `optimize -v` print the same lines, `--json` has them as `rule`, `allowed` and `inputs`, and the report
+page shows them. Errors are in units of the output's largest number. NaN and infinity have to be where the model has
+them; elements that are NaN in the model are left out. Numbers from 2.4e38 on count as infinite.
+
+The rules apply in this order, and the first one that accepts an output decides. Of several runs, the run with the last
+rule is printed, and of these the one with the largest error. If no rule accepts, the line has the last rule that
+refused the output. So `rounding` is as good as it gets, and `decided` says that some elements were not compared.
+"""
+_HOW_OFTEN = """
+## How often each rule decides
+
+Outputs of right nets: fixtures/ops, fixtures/models, fixtures/snippets, 200 models that are hard to judge, published
+exports with random weights (zoo), and trained models. Then nets with planted faults (`scripts/fuzz/faults.py`): the
+rule that refused a fault, and the rule that let a fault through whose effect is small or seldom
+([measurements](measurements.md#how-sure)). `scripts/measure/rules.py` counts. A test takes each rule away, and shows a
+right net that is wrong without it (`tests/verification/test_rules.py`).
+
+"""
+
+
 def readme() -> str:
     """Return README.md with the numbers of fixtures/conformance.tsv between its marks."""
     lines = (ROOT / "fixtures" / "conformance.tsv").read_text(encoding="utf-8").splitlines()[1:]
@@ -181,6 +219,7 @@ def _row(cells: Sequence[str]) -> str:
 PAGES = {
     "docs/passes.md": passes_page,
     "docs/ops.md": ops_page,
+    "docs/verdict.md": verdict_page,
     "docs/measurements.md": measurements,
     "docs/other-tools.md": other_tools,
     "README.md": readme,

@@ -33,6 +33,7 @@ from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rules import ORDER
 from onnx2ncnn_opt.verification.tolerance import INFINITE
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import present
@@ -351,7 +352,10 @@ BROKEN: dict[str, tuple[Callable[[Graph], list[Blob]], Callable[[Graph, Blob], C
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault in a net of so many layers: its class, its layer, its outcome, and whether it was `named`."""
+    """A fault in a net of so many layers: its class, its layer, its outcome, and whether it was `named`.
+
+    `rule` is the rule that refused it, or the last one that accepted an output.
+    """
 
     kind: str
     net: str
@@ -361,6 +365,7 @@ class Planted:
     layers: int = 0
     named: str = ""
     converter: str = "ours"
+    rule: str = ""
 
 
 def places(graph: Graph, kind: str) -> list[int]:
@@ -646,7 +651,8 @@ class Campaign:
                 planted = replace(planted, detail=str(found.located), named=_named(found, blamed))
             else:
                 report = subject.verified(paths, self.worker, how)
-                planted = replace(planted, detail=report.outputs[0].message)
+                worst = max(report.outputs, key=lambda output: (output.status != "ok", ORDER.get(output.rule, 0)))
+                planted = replace(planted, detail=worst.message, rule=worst.rule)
         except Error as error:
             return replace(planted, detail=str(error).splitlines()[0], named="NOT NAMED" if self.bisects else "")
         if not report.ok:

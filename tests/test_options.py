@@ -79,7 +79,6 @@ def test_types_of_optimize(options: dict[str, Any], said: str) -> None:
         ({"shapes": 3}, "shapes has to be a dict"),
         ({"values": 3}, "values has to be a dict"),
         ({"on": 3}, "on has to be vulkan"),
-        ({"tolerance": 1e-3}, "tolerance has to be a Tolerance"),
         ({"rtol": "x"}, "rtol has to be a number"),
         ({"wanted": 3}, "wanted has to be a Wanted, not 3"),
         ({"modes": [["fp32"]]}, "there is no mode"),

@@ -51,7 +51,7 @@ from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
-from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
+from onnx2ncnn_opt.param.storage import Storage, encoding_of
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.centre import centre
@@ -280,15 +280,9 @@ class Conversion(Rewritten):
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Start ONNX Runtime's runs of the model for `verify`, in a thread."""
         from onnx2ncnn_opt.runtime.ahead import begin
-        from onnx2ncnn_opt.verification.rounding import tolerance_within
-        from onnx2ncnn_opt.verification.tolerance import with_rounding
         from onnx2ncnn_opt.verification.verify_net import ModelRuns
 
         how = replace(verification, outputs=verification.outputs or self.cut)
-        if self.storage is not None and how.tolerance is None:
-            usual = tolerance_within(self.model)
-            rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
-            how = replace(how, tolerance=rounded)
         return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
 
     @contextmanager

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UnprovenError, VerificationError
-from onnx2ncnn_opt.outputs import WITHOUT_ROUNDINGS
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
@@ -57,6 +56,8 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
     """Return a line: whether a net agrees with the other one, its largest error, and the devices and modes."""
+    from onnx2ncnn_opt.verification.rules import RESERVES
+
     if report is None:
         return f"done: {net}, not verified"
     rows, checked = report.rows, report.checked
@@ -65,13 +66,13 @@ def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: 
     if _is_dead(report):
         what = "does not run, unlike"
     if report.ok:
-        is_as_good = any(WITHOUT_ROUNDINGS in row.message for row in rows)
-        word, what = "ok", "is as near to the float model as" if is_as_good else "agrees with"
+        word, what = "ok", "agrees with"
     if is_estimated and ("fp16" not in checked or _stores_only(checked)):
         checked += ", fp16 estimated"
     errors = [row.max_rel for row in rows if row.max_rel is not None]
     error = [f"relative error {max(errors):.1e}"] if errors else []
-    return f"{word}: {net} {what} {other} ({'; '.join([*error, checked])})"
+    reserves = {row.rule: RESERVES[row.rule] for row in rows if report.ok and row.rule in RESERVES}
+    return f"{word}: {net} {what} {other} ({'; '.join([*error, *reserves.values(), checked])})"
 
 
 def _is_dead(report: VerifyReport) -> bool:

@@ -37,7 +37,7 @@ from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_within
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted, manifest_beside
-from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.tolerance import compare, in_mode
 from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
@@ -230,8 +230,8 @@ class _Judgement:
                 return {}
         by_mode: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
         for inputs in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
-            for modes, tolerance in self.tolerances():
-                options = replace(self.options, **inputs, modes=modes, tolerance=tolerance)
+            for modes, rtol in self.tolerances():
+                options = replace(self.options, **inputs, modes=modes, rtol=rtol)
                 verify = partial(verify_net, self.source, *self.net, manifest=self.manifest, worker=self.worker)
                 report = verify(options)
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
@@ -287,14 +287,14 @@ class _Judgement:
         layer = f"{located.layer.type} '{located.layer.name}'"
         return [f"the first wrong layer is {layer}, in {located.mode}; next: {command_line(*self.request.next)}"]
 
-    def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
+    def tolerances(self) -> Iterator[tuple[Sequence[str], float | None]]:
         """Yield modes to verify together, and a tolerance if a threshold allows more than `verify` does."""
         limits = self.limits.accuracy
         wider = [mode for mode in self.modes if limits.get(mode, 0.0) > in_mode(mode, self.tolerance).relative]
         if others := [mode for mode in self.modes if mode not in wider]:
             yield others, None
         for mode in wider:
-            yield [mode], replace(self.tolerance, relative=limits[mode])
+            yield [mode], limits[mode]
 
     def cost(self, what: str, measured: float, baseline: float | None, margin: float = 0.0) -> None:
         """Record a cost, and compare it with the baseline's."""
@@ -362,8 +362,7 @@ class _Judgement:
         """Return a net with feeds for the first inputs."""
         inputs = {"feeds": examples[0].inputs} if examples else self.inputs()[0]
         manifest, _ = manifest_beside(param, self.model.path)
-        any_error = replace(self.tolerance, relative=_ANY_ERROR, slices=False)  # the net was verified before
-        options = replace(self.options, **inputs, tolerance=any_error, on=None)
+        options = replace(self.options, **inputs, rtol=_ANY_ERROR, on=None)  # the net was verified before
         feeds = net_feeds(self.source, param, bin, options, manifest=manifest)
         try:
             if manifest is not None and manifest.caches:

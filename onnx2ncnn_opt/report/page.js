@@ -267,11 +267,13 @@ function outputs(net) {
     h("div", {class: "wide", tabindex: 0, role: "region", "aria-label": "Outputs"}, h("table", {},
       h("thead", {}, h("tr", {}, ["output", "mode", "result"].map(text => h("th", {scope: "col"}, text)),
         ["max error", "relative error"].map(text => h("th", {scope: "col", class: "number"}, text)), h("th", {scope: "col"}, ""),
-        h("th", {scope: "col", class: "number"}, "cosine"), h("th", {scope: "col"}, ""))),
+        h("th", {scope: "col", class: "number"}, "cosine"), h("th", {scope: "col"}, "rule"), h("th", {scope: "col"}, ""))),
       h("tbody", {}, net.outputs.map(output => h("tr", {class: output.status === "ok" ? "" : "bad"},
         h("td", {}, name(output.name)), h("td", {}, output.mode), h("td", {class: "status"}, output.status === "ok" ? "✓ ok" : `✗ ${output.status}`),
         h("td", {class: "number"}, error(output.max_abs)), h("td", {class: "number"}, error(output.max_rel)), h("td", {}, scale(output)),
-        h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"), h("td", {}, output.message, output.cause ? h("div", {class: "quiet"}, output.cause) : null)))))));
+        h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"),
+        h("td", {title: output.inputs}, output.rule || "–", typeof output.allowed === "number" ? h("div", {class: "quiet"}, `${error(output.allowed)} allowed`) : null),
+        h("td", {}, output.message, output.cause ? h("div", {class: "quiet"}, output.cause) : null)))))));
 }
 
 // The mark of a mode: each has its own form, for readers who cannot distinguish colours.

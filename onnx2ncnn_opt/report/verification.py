@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from onnx2ncnn_opt.report.console import Table
@@ -59,29 +59,31 @@ def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: b
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
-    """Return the outputs as a table, with columns for modes other than fp32 and for causes if there are any."""
-    modes = any(row.mode != "fp32" for row in rows)
-    causes = any(row.cause for row in rows)
-    first = ("output", "mode", "result") if modes else ("output", "result")
-    numbers = ("max error", "relative error", "cosine", *(("rounding", "bits", "allowed") if causes else ()))
-    return Table(
-        columns=(*first, *numbers, *(("cause",) if causes else ()), ""),
-        rows=tuple(
-            (
-                row.name,
-                *((row.mode,) if modes else ()),
-                row.status,
-                _number(row.max_abs),
-                _number(row.max_rel),
-                "-" if row.cosine is None else f"{row.cosine:.6f}",
-                *((*map(_number, (row.rounding, row.bits, row.allowed)), row.cause or "-") if causes else ()),
-                row.message,
-            )
-            for row in rows
-        ),
-        label=label,
-        named=tuple(range(len(first), len(first) + len(numbers) + causes)),
-    )
+    """Return the outputs as a table: the rule of each, its error, the allowed one, and the inputs.
+
+    It has columns for modes other than fp32, and for causes, if there are any.
+    """
+    modes, causes = any(row.mode != "fp32" for row in rows), any(row.cause for row in rows)
+    columns: list[tuple[str, Callable[[OutputReport], str]]] = [("output", lambda row: row.name)]
+    columns += [("mode", lambda row: row.mode)] if modes else []
+    columns += [("result", lambda row: row.status)]
+    first = len(columns)
+    columns += [
+        ("rule", lambda row: row.rule or "-"),
+        ("max error", lambda row: _number(row.max_abs)),
+        ("relative error", lambda row: _number(row.max_rel)),
+        ("allowed", lambda row: _number(row.allowed)),
+        ("cosine", lambda row: "-" if row.cosine is None else f"{row.cosine:.6f}"),
+    ]
+    if causes:
+        columns += [("rounding", lambda row: _number(row.rounding)), ("bits", lambda row: _number(row.bits))]
+        columns += [("cause", lambda row: row.cause or "-")]
+    if any(row.inputs for row in rows):
+        columns += [("at", lambda row: row.inputs or "-")]
+    named = tuple(range(first, len(columns)))
+    columns += [("", lambda row: row.message)]
+    table = tuple(tuple(text(row) for _, text in columns) for row in rows)
+    return Table(tuple(title for title, _ in columns), table, label=label, named=named)
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,6 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison, input_slots
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.tolerance import DEFAULT
 
 _CONFIDENCE = 20  # one of 20 bounds may be wrong
 _QUANTILE = 1.645  # standard errors; 95 % of normal errors are below
@@ -129,7 +128,7 @@ def agreement(
     for way in input_slots(manifest, runs[0][0], runner.input_names()):
         agreements.append(Agreement())
         for feeds, reference in runs:
-            outputs = _Outputs(runner, feeds, reference, manifest, DEFAULT, rounding)
+            outputs = _Outputs(runner, feeds, reference, manifest, rounding)
             outputs.attempt(way, blobs)
             agreements[-1].add(reference, outputs.arrays)
     return max(agreements, key=lambda agreement: agreement.decibels)

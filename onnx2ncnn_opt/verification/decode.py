@@ -150,6 +150,7 @@ def judge_token(
         text = f"it is {token}, the model's is {right}, with a margin of {margin:.2g}"
         allowed = relative * float(np.abs(reference[tokens]).max())
         if margin > allowed:
-            return [OutputReport(TOKEN_ROW, None, "mismatch", f"{text}; the tolerance is {allowed:.2g}")]
+            message = f"{text}; the tolerance is {allowed:.2g}"
+            return [OutputReport(TOKEN_ROW, None, "mismatch", message, rule="decided")]
         notes.append(f"{where}, {text}: errors within the tolerance decide")
-    return [OutputReport(TOKEN_ROW, None, "ok", "")]
+    return [OutputReport(TOKEN_ROW, None, "ok", rule="equal" if token == right else "decided")]

@@ -13,6 +13,7 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.verification.inputs import Draw
+from onnx2ncnn_opt.verification.rules import ORDER
 from onnx2ncnn_opt.verification.runs import Run
 
 MODEL = "ONNX Runtime's"  # outputs, the reference of a converted net
@@ -111,7 +112,8 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport,
             announce(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
             outputs = judge.compare(run, mode)
             at = f"at {run}: " if str(run) else ""
-            reports.append([replace(o, message=f"{at}{o.message}") if o.message else o for o in outputs])
+            texts = (f"{at}{output.message}" if output.message else "" for output in outputs)
+            reports.append([replace(o, message=text, inputs=str(run)) for o, text in zip(outputs, texts, strict=True)])
             if is_wrong(outputs):
                 wrong = wrong or (mode, run.feeds)
                 break
@@ -136,12 +138,20 @@ def is_wrong(outputs: Sequence[OutputReport]) -> bool:
 
 
 def merged(reports: Sequence[OutputReport]) -> OutputReport:
-    """Merge the reports of an output in all runs: the worst status (except "unproven"), the largest errors."""
+    """Merge the reports of an output in all runs: the worst status (except "unproven"), and the largest errors.
+
+    Of several runs that agree, the last rule of `RULES` counts, and then the largest error.
+    """
     proven = [output for output in reports if output.status != "unproven"] or reports
-    worst = max(proven, key=lambda output: (get_args(Status).index(output.status), bool(output.message)))
+
+    def severity(output: OutputReport) -> tuple[int, int, bool, float]:
+        rank, has_note = ORDER.get(output.rule, 0), bool(output.message)
+        return get_args(Status).index(output.status), rank, has_note, output.max_rel or 0.0
+
+    worst = max(proven, key=severity)
 
     def most(of: Callable[[Iterable[float]], float], key: str) -> float | None:
-        numbers = [number for output in reports if (number := getattr(output, key)) is not None]
+        numbers = [number for output in proven if (number := getattr(output, key)) is not None]
         return of(numbers) if numbers and worst.status in _COMPARED else None
 
     return replace(worst, max_abs=most(max, "max_abs"), max_rel=most(max, "max_rel"), cosine=most(min, "cosine"))

@@ -17,19 +17,11 @@ from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verification.blobs import in_axes_of
 from onnx2ncnn_opt.verification.driver import failed, is_wrong, missing
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import (
-    BITS_MARGIN,
-    LEAST_BUDGET,
-    float32_budget,
-    holds_integers,
-    weights_encoding,
-)
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, SLICE, Tolerance, compare
+from onnx2ncnn_opt.verification.rounding_budget import holds_integers, weights_encoding
+from onnx2ncnn_opt.verification.rules import LEAST_ROUNDING, Case, judge
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
-_RARE = 1000  # one element of 1000 may have `rare_error`
-ADVICE = "give inputs that suit the model with --inputs or --value"
-UNPROVEN = f"it has no finite number in the model, which proves nothing; {ADVICE}"
 
 
 @dataclass(frozen=True)
@@ -40,57 +32,22 @@ class OutputComparison:
     feeds: Mapping[str, Array]
     reference: Mapping[str, Array]
     manifest: Manifest | None
-    tolerance: Tolerance
     rounding: Rounding
-    is_fixed: bool = False  # the user chose the tolerance
-    least: float = LEAST_BUDGET  # smaller errors need no run in float64
+    limit: Tolerance | None = None  # of 16 bits, or of the user
+    least: float = LEAST_ROUNDING  # smaller errors need no run in float64
+    step: float = 0.0  # the error that the model's quantisation explains
     judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
-    rare_error: float = 0.0  # of one element in `_RARE`: another step of quantisation, and its effects
-    is_plain: bool = False  # the runner uses ncnn's plain kernels, which make rounding errors only: `budget` holds
+    is_plain: bool = False  # the runner uses ncnn's plain kernels, which make rounding errors only
 
-    @cached_property
-    def budget(self) -> Mapping[str, float]:
-        """The allowed float32 error of each output, from a run of the model in float64."""
-        measured = self.rounding.measured(self.feeds, self.reference)
-        return {name: float32_budget(measured.get(name), self.least) for name in self.reference}
-
-    def allowed(self, name: str, *, plain: bool) -> float:
-        """Return the allowed error of an output, relative to its largest value; smaller for ncnn's `plain` kernels."""
-        if self.is_fixed:
-            return self.tolerance.relative
-        usual = self.budget[name] if plain else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
-        return max(usual, BITS_MARGIN * self.weight_errors.get(name, 0.0))
-
-    def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
-        """Return True if outputs are right, but have larger errors than rounding explains."""
-        if is_wrong(outputs):
-            return False
-        # A tail's outputs have no budget, only the values at the cut.
-        errors = {output.name: output.max_rel or 0.0 for output in outputs if output.name in self.reference}
-        return any(error > self.least and error > self.budget[name] for name, error in errors.items())
+    @property
+    def is_strict(self) -> bool:
+        """True if the limit leaves no room for rounding."""
+        return self.limit is not None and self.limit.relative < DEFAULT.relative
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
         """The effect of rounding errors on each element of the reference; computed only if a net differs."""
         return self.rounding.spread(self.feeds, self.reference)
-
-    def spread_with_outliers(self, name: str, actual: Array, reference: Array) -> Array:
-        """Return the spread, larger for the elements that differ most.
-
-        The spread is infinite for twice as many elements as a single run moves (`Rounding.lone`). It is at least
-        `rare_error` for one in `_RARE` others: each run rounds some numbers to other quantisation steps than a net.
-        """
-        spread, count = np.where(np.isnan(reference), np.inf, self.spread[name]), self.rounding.lone.get(name, 0)
-        with np.errstate(invalid="ignore"):
-            excess = np.abs(actual.astype(np.float64) - reference) - spread
-        excess = np.nan_to_num(excess, nan=0.0, posinf=0.0, neginf=0.0)
-        order = np.argsort(excess, axis=None)[::-1]
-        largest, rest = order[: 2 * count], order[2 * count :]
-        spread.reshape(-1)[largest[excess.reshape(-1)[largest] > 0]] = np.inf
-        rare = rest[: excess.size // _RARE + (excess.size >= SLICE)]
-        bound = self.rare_error * float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0))
-        spread.reshape(-1)[rare] = np.maximum(spread.reshape(-1)[rare], bound)
-        return spread
 
     @cached_property
     def weight_errors(self) -> Mapping[str, float]:
@@ -192,43 +149,43 @@ class OutputComparison:
             return OutputReport(slot.name, slot.blob, "shape", message)
         # The manifest states the element type, so `compare` must not try another.
         result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
-        tolerance = self.tolerance
-        if self.is_plain:
-            tolerance = replace(tolerance, relative=self.budget[slot.name], slices=False)
-            if slot.name in self.rounding.exact(self.feeds):  # float64 shows the error of terms that cancel
-                tolerance = replace(tolerance, absolute=float(np.finfo(np.float32).tiny))
-        spread = _any_for_nan(reference)
-        difference = compare(result, reference, tolerance, spread)
-        is_strict = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # no allowance for rounding then
-        if not (difference.ok and spread is None) and not is_strict:
-            reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
-            spread = _any_for_nan(reference)
-            if not self.is_fixed:
-                slices = tolerance.slices and not self.weight_errors
-                tolerance = replace(tolerance, relative=self.allowed(slot.name, plain=self.is_plain), slices=slices)
-            difference = compare(result, reference, tolerance, spread)
-        # Errors above this come from decisions: only the spread shows the elements.
-        if (not difference.ok or (difference.max_rel or 0.0) > MOST_BUDGET) and not is_strict:
-            reference = self.rounding.chosen(slot.name, self.feeds, reference, result)
-            spread = self.spread_with_outliers(slot.name, result, reference)
-            difference = compare(result, reference, tolerance, spread)
-        report = difference.report(slot.name, slot.blob)
-        if report.status == "mismatch" and not self.is_fixed:
-            is_int8 = holds_integers(self.runner.param, self.runner.bin)
-            return self.rounding.as_good(report, self.feeds, self.reference[slot.name], result, is_int8=is_int8)
-        if difference.ok and reference.size and difference.max_abs is None:
-            return replace(report, status="unproven", message=UNPROVEN)
-        moved = 0 if spread is None else int((np.isinf(spread) & (result != reference)).sum())
-        if difference.ok and moved > result.size / 2:
-            message = f"NaN of the model or rounding errors decide {moved} of {result.size} elements; {ADVICE}"
-            return replace(report, status="unproven", message=message)
-        return report
+        facts = _Facts(self, slot.name)
+        case = Case(result, reference, facts, self.limit, is_strict=self.is_strict, is_plain=self.is_plain)
+        return judge(case).report(slot.name, slot.blob)
 
 
-def _any_for_nan(reference: Array) -> Array | None:
-    """Return a spread that lets any number pass where the reference is NaN; None if it is NaN nowhere."""
-    is_nan = np.isnan(reference)
-    return np.where(is_nan, np.inf, 0.0) if is_nan.any() else None
+@dataclass(frozen=True)
+class _Facts:
+    """The facts about one output of a comparison, for `rules`."""
+
+    comparison: OutputComparison
+    name: str
+
+    @property
+    def least(self) -> float:
+        return self.comparison.least
+
+    @property
+    def step(self) -> float:
+        return self.comparison.step
+
+    @property
+    def exact(self) -> Array | None:
+        return self.comparison.rounding.exact(self.comparison.feeds).get(self.name)
+
+    @property
+    def spread(self) -> Array:
+        return self.comparison.spread[self.name]
+
+    @property
+    def weights(self) -> float:
+        return self.comparison.weight_errors.get(self.name, 0.0)
+
+    @property
+    def floats(self) -> tuple[Array, float] | None:
+        this = self.comparison
+        is_int8 = holds_integers(this.runner.param, this.runner.bin)
+        return this.rounding.without_quantisation(self.name, this.feeds, is_int8=is_int8)
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:

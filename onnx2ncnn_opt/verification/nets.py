@@ -273,14 +273,15 @@ def _judge(
 ) -> OutputReport:
     if isinstance(reference, Failure):  # only boxes may be missing in the original
         if isinstance(result, Failure) and result.is_empty and reference.is_empty:
-            return OutputReport(name, blob, "ok", NO_BOXES)
+            return OutputReport(name, blob, "ok", NO_BOXES, rule="equal")
         return OutputReport(name, blob, "missing", f"the original net does not give it: {reference.reason}")
     if isinstance(result, Failure):
         return missing(name, blob, result)
     if result.shape != reference.shape:
         return OutputReport(name, blob, "shape", f"its shape is {list(result.shape)}, before {list(reference.shape)}")
     if reference.size and np.isin(reference.view(np.int32), _NAN).all() and np.isnan(result).all():
-        return OutputReport(name, blob, "unproven", UNPROVEN_NET)
+        return OutputReport(name, blob, "unproven", UNPROVEN_NET, rule="unproven")
     if result.tobytes() == reference.tobytes():  # also for integers in the bits of floats
-        return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0)
-    return compare(result, reference, tolerance).report(name, blob)
+        return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0, rule="equal", allowed=0.0)
+    report = compare(result, reference, tolerance).report(name, blob)
+    return replace(report, rule="limit", allowed=tolerance.relative)

@@ -10,8 +10,8 @@ import numpy as np
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rules import UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.runs import Run
-from onnx2ncnn_opt.verification.tolerance import UNKNOWN_ROUNDING
 
 _MAX_PROBLEM = 100  # characters of an error in a note
 
@@ -24,9 +24,6 @@ def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, 
     if rounding.unmoved:
         problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
         yield f"the effect of rounding errors on the model is unknown: {problem}"
-    if rounding.overflown:
-        names = ", ".join(sorted(rounding.overflown))
-        yield f"ONNX Runtime's float32 overflows or underflows before {names}; float64 is the reference there"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         # A single infinity is a mask's fill value.

@@ -32,8 +32,8 @@ class Verification:
     of inputs to draw, `values` the inputs that are constants in the net; both default to the manifest's. Each dynamic
     dimension runs at two sizes. `outputs` are values to compare instead of the model's outputs.
 
-    Tolerance: `tolerance` replaces the model's usual tolerance; `rtol` and `atol` replace its `relative` and `absolute`
-    in every mode. `exact` selects ncnn's plain kernels instead of its faster ones.
+    Tolerance: `rtol` and `atol` replace the relative and absolute error that the rules allow, in every mode
+    (docs/verdict.md). `exact` selects ncnn's plain kernels instead of its faster ones.
 
     Place: `on` is "vulkan", "qemu-aarch64", "qemu-x86_64:CPU", "ssh:user@host", or a command that starts a Python with
     numpy and ncnn; this machine's CPU by default. `modes` are "fp32", "fp16" or "bf16"; by default fp32, and with `on`
@@ -57,7 +57,6 @@ class Verification:
     outputs: Sequence[str] = ()
     seed: int = 0
     wanted: Wanted | None = None
-    tolerance: Tolerance | None = None
     rtol: float | None = None
     atol: float | None = None
     exact: bool = False
@@ -79,18 +78,15 @@ class Verification:
             raise UsageError(f"the budget has to be a number above 0, not {self.budget!r:.80}")
         if self.effort not in EFFORTS:
             raise UsageError(f"the effort has to be one of {', '.join(EFFORTS)}, not {self.effort!r:.80}")
-        if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None and self.tolerance is None:
+        if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None:
             return
         from onnx2ncnn_opt.verification.given_inputs import Image
         from onnx2ncnn_opt.verification.inputs import Wanted
-        from onnx2ncnn_opt.verification.tolerance import Tolerance
 
         if not isinstance(self.feeds, str | os.PathLike | Image):
             check_options(feeds=self.feeds)
         if not isinstance(self.wanted, Wanted | None):
             raise UsageError(f"wanted has to be a Wanted, not {self.wanted!r:.80}")
-        if not isinstance(self.tolerance, Tolerance | None):
-            raise UsageError(f"tolerance has to be a Tolerance, not {self.tolerance!r:.80}; rtol and atol are numbers")
 
     @property
     def is_user_tolerance(self) -> bool:

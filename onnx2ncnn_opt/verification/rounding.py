@@ -11,7 +11,6 @@ weights in 16 bits.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,20 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import AT_RUN_TIME, float_model, scales_of_products
+from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
-from onnx2ncnn_opt.outputs import WITHOUT_ROUNDINGS, OutputReport
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.blobs import model_values
-from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices, scores
+from onnx2ncnn_opt.verification.decisions import scores
 from onnx2ncnn_opt.verification.double import InDouble
 from onnx2ncnn_opt.verification.perturbed import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
+from onnx2ncnn_opt.verification.rules import MOST_ROUNDING
 from onnx2ncnn_opt.verification.tolerance import (
     DEFAULT,
     INFINITE,
-    MOST_BUDGET,
     Tolerance,
     compare,
     parts,
@@ -46,7 +44,6 @@ from onnx2ncnn_opt.verification.tolerance import (
 )
 
 _SAFETY = 2.0
-_FLOAT32 = np.finfo(np.float32)
 _TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as float32
 _MANY_WEIGHTS = 2**25
 
@@ -59,16 +56,19 @@ _NO_SLICES = Tolerance(slices=False)
 LOSS = 1.0
 
 
-def tolerance_of(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for a float32 net of the model: a whole step of its coarsest quantisation, if it has any.
+def quantised_step(model: LoadedModel, weights: Encoding | None, *, is_int8: bool) -> float:
+    """Return the error that the model's own quantisation explains in a net with such weights; 0 without quantisation.
 
-    The last bit of a sum decides whether a number halfway between two steps is rounded up or down. `Rounding.spread`
-    has the effect of a step on later layers. Nets may lack quantisation whose scales the model computes at run time.
+    It is a step of the coarsest quantisation, because the last bit of a sum decides whether a number halfway between
+    two steps is rounded up or down. Nets without quantisation at run time, or with weights of 16 bits, have other steps
+    everywhere (`tolerance_within`); int8 layers have no -128, and scales of their own.
     """
-    if any(node.op_type.startswith("DynamicQuantize") for node in model.graph):
-        return tolerance_within(model)
-    step = max((1 / (2**count - 1) for count in _quantised_bits(model)), default=0.0)
-    return replace(DEFAULT, relative=max(DEFAULT.relative, step))
+    if not (bits := _quantised_bits(model)):
+        return 0.0
+    is_at_run_time = any(node.op_type.startswith("DynamicQuantize") for node in model.graph)
+    if is_int8 or weights is not None or is_at_run_time:
+        return (2.0 if is_int8 else 1.0) * tolerance_within(model).relative
+    return max(DEFAULT.relative, *(1.0 / (2.0**count - 1.0) for count in bits))
 
 
 def tolerance_within(model: LoadedModel) -> Tolerance:
@@ -103,8 +103,6 @@ class Rounding:
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # the error of `exact`, if any
         self.unmoved = ""  # the error of `spread`, if any
-        self.overflown: set[str] = set()  # outputs that `resolved` has corrected
-        self.lone: dict[str, int] = {}  # of the last `spread`: how many elements of an output a single run moves
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs in float64; if that fails, return none, and set `problem`."""
@@ -121,84 +119,37 @@ class Rounding:
             self._exact = feeds, outputs
         return self._exact[1]
 
-    def as_good(
-        self, report: OutputReport, feeds: Mapping[str, Array], reference: Array, actual: Array, *, is_int8: bool
-    ) -> OutputReport:
-        """Return the report of an output that differs, "ok" if the model's own quantisation has no smaller error.
+    def without_quantisation(
+        self, name: str, feeds: Mapping[str, Array], *, is_int8: bool
+    ) -> tuple[Array, float] | None:
+        """Return an output of the model without quantisation, and how many times the model's noise a net may have.
 
-        The reference is then the model without quantisation, and so are the report's numbers. A net without the model's
-        dynamic quantisation must be as near to it as the model; an int8 net may lose LOSS and the effect of its coarser
-        steps. Or an int8 net may differ from the model by twice `tolerance_within`, because ncnn has no -128.
+        Outputs have few numbers, so the noise may be larger by chance (LOSS). The steps of int8 layers are coarser.
         """
-        is_quantised = is_int8 or not self._op_types.isdisjoint(AT_RUN_TIME)
-        if not is_quantised or self._floats is None or actual.shape != reference.shape:
-            return report
-        float_runner, within, coarser = self._floats
+        if self._floats is None:
+            return None
+        runner, coarser = self._floats
         try:
-            floats = float_runner.run_any(feeds)[report.name].astype(np.float64)
+            floats = runner.run_any(feeds)[name]
         except RunError:
-            return report
-        numbers = reference.astype(np.float64)
-        allowed, noise = (float(np.square(array - floats).sum()) for array in (numbers, actual))
-        if noise <= allowed * (coarser**2 * 10 ** (LOSS / 10) if is_int8 else 1):
-            text = f"the model itself is off by {_relative(numbers, floats):.1e} from its form without 8-bit roundings"
-            numbers_of = compare(actual, floats).report(report.name, report.blob)
-            return replace(numbers_of, status="ok", message=f"{WITHOUT_ROUNDINGS}; {text}")
-        wider = replace(within, relative=2 * within.relative, slices=False)
-        return replace(report, status="ok", message="") if is_int8 and compare(actual, numbers, wider).ok else report
+            return None
+        return floats, (coarser**2 if is_int8 else 1.0) * 10 ** (LOSS / 10)
 
     @cached_property
-    def _floats(self) -> tuple[OrtRunner, Tolerance, float] | None:
-        """The model without quantisation, `tolerance_within`, and the factor between steps of int8 layers and model."""
+    def _floats(self) -> tuple[OrtRunner, float] | None:
+        """The model without quantisation, and the factor between the steps of int8 layers and the model's."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
-        within = tolerance_within(loaded)
         try:
             data = float_model(loaded.graph)
             fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
             coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))
-            return None if data is None else (OrtRunner(data, **fixed), within, coarser)
+            return None if data is None else (OrtRunner(data, **fixed), coarser)
         except (RunError, EncodeError):
             return None
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
         """Return the error of the reference against float64, relative to an output's largest value, where known."""
         return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
-
-    def resolved(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference of an output, corrected where ONNX Runtime's float32 overflows or underflows.
-
-        Where the reference is not finite but float64 is, a finite number must agree with float64, and any non-finite
-        number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where float64 is outside float32's range,
-        0 and non-finite numbers pass too: the order of a product decides between them.
-        """
-        exact = self.exact(feeds).get(name)
-        if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
-            return reference
-        size, is_finite = np.abs(exact), np.abs(actual) < INFINITE
-        is_lost = (size < INFINITE) & ~(np.abs(reference) < INFINITE)
-        is_outside = (np.isfinite(exact) & (size >= INFINITE)) | ((size > 0) & (size < _FLOAT32.tiny))
-        is_any = (is_lost & ~is_finite) | (is_outside & (~is_finite | (actual == 0)))
-        if not (is_lost | is_any).any():
-            return reference
-        self.overflown.add(name)
-        return np.where(is_any, actual, np.where(is_lost, exact, reference))
-
-    def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference, with the actual indices where their scores are as good (`as_good`)."""
-        choice = self._choices.get(name)
-        if choice is None or actual.shape != reference.shape or not reference.size:
-            return reference
-        try:
-            results = self.on_scores.run_any(feeds)
-        except RunError:
-            return reference
-        spread = self.of_scores.spread(feeds, results)
-        good = as_good(actual, reference, results[choice.scores], spread[choice.scores], choice.axis)
-        return np.where(good, actual, reference).astype(reference.dtype)
-
-    @cached_property
-    def _choices(self) -> Mapping[str, Choice]:
-        return choices(read_model(self._model, self._outputs))
 
     @cached_property
     def scores(self) -> Mapping[str, Collection[str]]:
@@ -210,7 +161,7 @@ class Rounding:
 
     @cached_property
     def on_scores(self) -> OrtRunner:
-        """The model cut at all scores, of integer outputs and of choices; RunError if ONNX Runtime refuses it."""
+        """The model cut at the scores of integer outputs; RunError if ONNX Runtime refuses it."""
         return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
 
     @cached_property
@@ -220,7 +171,7 @@ class Rounding:
 
     @property
     def _scores(self) -> Sequence[str]:
-        return sorted({choice.scores for choice in self._choices.values()}.union(*self.scores.values()))
+        return sorted(set().union(*self.scores.values()))
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -268,7 +219,7 @@ class Rounding:
         """Return the effect of errors on each element of the reference; infinite if it becomes infinite or NaN.
 
         The effect is at least the distance from float64, if that is finite. It is infinite for elements that errors
-        decide: integers that change, and floats that move by more than `MOST_BUDGET` of the largest element. If ONNX
+        decide: integers that change, and floats that move by more than `MOST_ROUNDING` of the largest element. If ONNX
         Runtime refuses the model with errors, the effect is 0, and `unmoved` gives the reason.
         """
         distances = {name: _Distances(array) for name, array in reference.items()}
@@ -286,7 +237,6 @@ class Rounding:
         for name, array in self.exact(feeds).items():
             distance = _distance(array, reference[name])
             distances[name].add(np.where(np.isfinite(distance), distance, 0.0))
-        self.lone = {name: output.lone for name, output in distances.items()}
         return {name: output.spread for name, output in distances.items()}
 
 
@@ -296,27 +246,16 @@ class _Distances:
     def __init__(self, reference: Array) -> None:
         finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
         self._scale = float(finite.max(initial=0.0))
-        self._largest, self._second = np.zeros(reference.shape), np.zeros(reference.shape)
-        self._run = np.zeros(reference.shape, np.int8)  # the run with the largest distance
-        self._runs = 0
+        self._largest = np.zeros(reference.shape)
 
     def add(self, distance: Array) -> None:
         """Add a run."""
-        self._second = np.maximum(self._second, np.minimum(self._largest, distance))
-        self._run[distance > self._largest] = self._runs
         self._largest = np.maximum(self._largest, distance)
-        self._runs += 1
 
     @property
     def spread(self) -> Array:
         """The allowed error of each element."""
-        return np.where(self._largest > MOST_BUDGET * self._scale, np.inf, _SAFETY * self._largest)
-
-    @property
-    def lone(self) -> int:
-        """The largest number of elements that a single run moves and no other run does; a net may do the same."""
-        lone = self._largest > _SAFETY * self._second + DEFAULT.relative * self._scale
-        return int(np.bincount(self._run[lone], minlength=1).max())
+        return np.where(self._largest > MOST_ROUNDING * self._scale, np.inf, _SAFETY * self._largest)
 
 
 def _distance(a: Array, b: Array) -> Array:

@@ -18,14 +18,10 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.runtime.targets import LOCAL
 from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.rules import LEAST_ROUNDING, ROUNDING_MARGIN, UNKNOWN_ROUNDING, WEIGHTS_MARGIN
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE
 
-# Another order of a sum has an error of similar size. Right nets of the zoo, with ncnn's plain kernels, differed from
-# ONNX Runtime by up to 8 times its distance from float64. The minima are for sums that ONNX Runtime gets right by
-# chance: in one output, and in many (`float32_budget`).
-_ROUNDING_MARGIN, _MIN_ROUNDING, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
-# The margin is for weights that are rounded after folding, and for a device's own order of sums.
-BITS_MARGIN = 4.0
+_LEAST = 2.0**-21  # smaller errors are always of rounding
 
 
 def cause_of(
@@ -40,30 +36,22 @@ def cause_of(
         return "" if ok else kind if bits == math.inf else "conversion"
     if error == 0:
         return ""
-    if rounding is not None and error <= max(_ROUNDING_MARGIN * rounding, _MIN_ROUNDING):
+    if rounding is not None and error <= max(ROUNDING_MARGIN * rounding, _LEAST):
         return "rounding"
-    if bits is not None and error <= BITS_MARGIN * bits:
+    if bits is not None and error <= WEIGHTS_MARGIN * bits:
         return kind
     if ok:
         return "kernels" if mode == "fp32" else mode
     return "conversion"
 
 
-def float32_budget(rounding: float | None, least: float) -> float:
-    """Return the float32 error that rounding explains with ncnn's plain kernels, relative to the largest value.
-
-    The faster kernels have larger errors, up to the limits of `Tolerance`.
-    """
-    return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDING_MARGIN * rounding, least)
-
-
-def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
+def least_rounding(param: Path, bin: Path, *, vulkan: bool) -> float:
     """Return the float32 error allowed for any model, relative to an output's largest value.
 
     A GPU has no plain kernels, but its exp is nearly as exact as a CPU's.
     """
     if not vulkan:
-        return LEAST_BUDGET
+        return LEAST_ROUNDING
     return DEFAULT.relative if has_inexact_gelu(param, bin) else UNKNOWN_ROUNDING
 
 

@@ -78,7 +78,7 @@ class TailJudge:
             problem = "" if undecided(alone, expected)[0] <= moved else problem
         if problem := problem or ties.get(name, ""):
             where = self._first_wrong(arrays, reference)
-            return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}{where}")
+            return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}{where}", rule="limit")
         count, total = undecided(behind, expected)
         if count:
             moved = 0
@@ -86,11 +86,12 @@ class TailJudge:
                 moved = self._count_moved(name, arrays, reference, alone, values)
                 if count > _MARGIN * moved:
                     text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
-                    return OutputReport(name, None, "mismatch", text)
+                    return OutputReport(name, None, "mismatch", text, rule="decided")
             text = f"{count} of {total} rows are undecided: rounding errors of the net decide them"
-            return OutputReport(name, None, "unproven" if count > _MOST_UNDECIDED * total else "ok", text)
-        difference = compare(behind, expected, DEFAULT)
-        return OutputReport(name, None, "ok", "", difference.max_abs, difference.max_rel, difference.cosine)
+            is_proven = count <= _MOST_UNDECIDED * total
+            return OutputReport(name, None, *(("ok", text) if is_proven else ("unproven", text)), rule="decided")
+        rule, allowed = ("limit", DEFAULT.relative) if expected.dtype.kind == "f" else ("equal", 0.0)
+        return replace(compare(behind, expected, DEFAULT).report(name, None), rule=rule, allowed=allowed)
 
     def _first_wrong(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> str:
         """Return text with the first node whose outputs differ from ONNX Runtime's, or that there is none."""

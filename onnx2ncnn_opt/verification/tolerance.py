@@ -40,10 +40,6 @@ class Tolerance:
 
 
 DEFAULT = Tolerance()
-# The float32 error allowed to ncnn's plain kernels if the effect of rounding on the model is unknown; 2e-5 is usual.
-UNKNOWN_ROUNDING = 1e-4
-# If rounding alone explains larger errors, each element gets its own limit (`spread`).
-MOST_BUDGET = 5e-2
 SLICE = 64
 _DECIDED = 0.1  # if rounding moves an element by this share of the largest, the element shows nothing about a net
 _PART = 2**18  # numbers that are compared at once
@@ -93,17 +89,23 @@ class Difference:
     cosine: float | None
     special: str = ""  # describes NaN or infinity in only one of the two
     excess: str = ""  # describes the place and size of an error above the tolerance
+    noise: float = 0.0  # the sum of the squares of the errors
+    size: float = 0.0  # the reference's largest element
 
     @property
     def ok(self) -> bool:
         """True if the output agrees with its reference."""
         return not self.special and not self.excess
 
+    @property
+    def status(self) -> Status:
+        """The status of an output with this difference."""
+        return "nan" if self.special else "mismatch" if self.excess else "ok"
+
     def report(self, name: str, blob: str | None) -> OutputReport:
         """Return the report of an output and its blob with this difference."""
-        status: Status = "nan" if self.special else "mismatch" if self.excess else "ok"
         numbers = (self.max_abs, self.max_rel, self.cosine)
-        return OutputReport(name, blob, status, self.special or self.excess, *numbers)
+        return OutputReport(name, blob, self.status, self.special or self.excess, *numbers)
 
 
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
@@ -150,7 +152,7 @@ class _ErrorSums:
         self.relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
         self.any_finite, self.is_zero = False, True
         self.error = self.counted = self.size = 0.0
-        self.squares, self.product = [0.0, 0.0], 0.0
+        self.squares, self.product, self.noise = [0.0, 0.0], 0.0, 0.0
         self.specials = {name: [0, 0] for name in _SPECIAL}
         self.different: set[str] = set()
         # The largest error and the largest value of each slice along an axis.
@@ -181,6 +183,7 @@ class _ErrorSums:
         self.squares[0] += float(np.square(a).sum())
         self.squares[1] += float(np.square(b).sum())
         self.product += float((a * b).sum())
+        self.noise += float(np.square(error).sum())
         self.is_zero = self.is_zero and not a.any() and not b.any()
         for axis, (errors, sizes) in self.slices.items():
             others = tuple(i for i in range(a.ndim) if i != axis)
@@ -196,7 +199,7 @@ class _ErrorSums:
         if not self.any_finite:
             return Difference(None, None, None, special)
         max_rel = self.error / self.size if self.size else self.error
-        return Difference(self.error, max_rel, self.cosine, special, self.excess)
+        return Difference(self.error, max_rel, self.cosine, special, self.excess, self.noise, self.size)
 
     @property
     def excess(self) -> str:

@@ -32,22 +32,23 @@ from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, 
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
-from onnx2ncnn_opt.verification.net_outputs import ADVICE, OutputComparison
+from onnx2ncnn_opt.verification.net_outputs import OutputComparison
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
-from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_of, tolerance_within
+from onnx2ncnn_opt.verification.rounding import Rounding, quantised_step, tolerance_within
 from onnx2ncnn_opt.verification.rounding_budget import (
     cause_of,
     estimated,
     has_inexact_gelu,
     holds_integers,
-    least_budget,
+    least_rounding,
     weights_encoding,
 )
+from onnx2ncnn_opt.verification.rules import ADVICE, unproven
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.search_masks import open_like_data
 from onnx2ncnn_opt.verification.tail import TailJudge
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, in_mode
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, in_mode
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
@@ -73,7 +74,7 @@ def verify_net(
     other converters drop them freely. Faults of the net are reported, not raised. `worker` is a running process to use,
     and `runs` are the model's runs, if they have begun before.
 
-    If weights have 16 or 8 bits, the allowed error is `rounding_budget.BITS_MARGIN` times the error of the model with
+    If weights have 16 or 8 bits, the allowed error is `rules.WEIGHTS_MARGIN` times the error of the model with
     rounded weights.
 
     Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not fit together, or `on`
@@ -190,17 +191,11 @@ class _ModelJudge:
         self.like_data: list[Run] = []
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
-        self._tolerance = self.options.tolerance or tolerance_within(self.model)
-        is_usual = self.options.tolerance is None and not self.options.is_user_tolerance
-        self._is_default = is_usual and self._tolerance == DEFAULT
-        # 16 or 8 bits change more quantisation steps of a model than float32 does.
-        self._fp32_tolerance, self._rare_error = self._tolerance, 0.0
-        is_quantised = self.options.tolerance is None and self._tolerance != DEFAULT
-        if is_quantised and weights_encoding(*net) is None and not holds_integers(*net):
-            self._fp32_tolerance, self._rare_error = tolerance_of(self.model), self._tolerance.relative
+        self._within = tolerance_within(self.model)
+        self._step = quantised_step(self.model, weights_encoding(*net), is_int8=holds_integers(*net))
         # Vulkan's int8 convolutions are wrong without packing.
-        self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
-        self._least = least_budget(*net, vulkan=worker.target.vulkan)
+        self._has_plain = not self._step and not (worker.target.vulkan and holds_integers(*net))
+        self._least = least_rounding(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
         self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
         # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
@@ -261,10 +256,15 @@ class _ModelJudge:
             self._worst = error, comparison, way
         if mode == "fp32":
             is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
-            if self._has_plain and (is_undecided or comparison.leaves_budget(outputs)):
-                _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+            needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in outputs)
+            if self._has_plain and not is_wrong(outputs) and (is_undecided or needs_plain):
+                _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+                by_kernels = {row.name: row for row in outputs if row.rule == "kernels"} if not is_wrong(plain) else {}
+                outputs = [by_kernels.get(row.name, row) for row in plain]
             outputs = comparison.with_scores(way, outputs)
-        if is_wrong(outputs) and (maker := self.rounding.hidden_nan(run.feeds)):
+        is_usual = run.draw is None or run.draw.plain
+        is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
+        if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
             where = f"at {run}" if str(run) else "on these inputs"
             raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
         if is_wrong(outputs):
@@ -273,7 +273,8 @@ class _ModelJudge:
         further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
         reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
         missing = set(further) - {row.name for row in outputs}
-        return [*outputs, *(OutputReport(name, None, "unproven", reason) for name in further if name in missing)]
+        rows = (OutputReport(name, None, "unproven") for name in further if name in missing)
+        return [*outputs, *(unproven(row, reason) for row in rows)]
 
     def _excused_rows(
         self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
@@ -285,33 +286,36 @@ class _ModelJudge:
             error = math.inf if row.status == "nan" else row.max_rel or 0.0
             if error > self._excused[0]:
                 self._excused = error, f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}"
-        return [OutputReport(r.name, r.blob, "unproven", r.message) if r.name in excused else r for r in rows]
+        return [unproven(row, row.message) if row.name in excused else row for row in rows]
 
     def _in_fp32(self, comparison: OutputComparison) -> OutputComparison:
-        runner, tolerance = self._load("fp32", exact=self.options.exact), in_mode("fp32", self._tolerance)
-        return replace(comparison, runner=runner, tolerance=self.options.allowed(tolerance))
+        runner = self._load("fp32", exact=self.options.exact)
+        return replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
+
+    def _limit(self, mode: str) -> Tolerance | None:
+        """Return the tolerance of a mode of 16 bits, or the user's; None for the model's own in fp32."""
+        is_usual = mode == "fp32" and not self.options.is_user_tolerance
+        return None if is_usual else self.options.allowed(in_mode(mode, self._within))
 
     def _comparison(self, run: Run, mode: str, tail: TailJudge | None, tokens: str | None) -> OutputComparison:
         """Return the comparison of the net with a run of the model, and behind it of the `tail` or the next token."""
-        is_fp32 = mode == "fp32"
-        tolerance = self.options.allowed(in_mode(mode, self._fp32_tolerance if is_fp32 else self._tolerance))
+        limit = self._limit(mode)
         judge_tail = None
         if tail is not None:
             judge_tail = partial(tail.judge, run.feeds, run.reference)
         elif tokens is not None:
             where = f"{run} in {mode}"
-            judge_tail = partial(judge_token, tokens, run.reference, self.notes, where, tolerance.relative)
+            judge_tail = partial(judge_token, tokens, run.reference, self.notes, where, (limit or DEFAULT).relative)
         return OutputComparison(
             self._runner,
             run.feeds,
             {name: array for name, array in run.reference.items() if name not in self._not_compared},
             self.manifest,
-            tolerance,
             self.rounding,
-            is_fixed=self.options.is_user_tolerance,
+            limit=limit,
             least=self._least,
+            step=self._step if mode == "fp32" else 0.0,
             judge_tail=judge_tail,
-            rare_error=self._rare_error if is_fp32 else 0.0,
         )
 
     def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
@@ -327,7 +331,7 @@ class _ModelJudge:
         _, comparison, way = self._worst
         if self.options.explain:
             announce("ONNX Runtime runs the model in float64")
-            rows, problem = _explained(rows, comparison, way, mode, plain=self._is_default and mode == "fp32")
+            rows, problem = _explained(rows, comparison, way, mode)
             self.notes += [f"the errors that {mode} explains are unknown: {problem}"] if problem else []
         if mode != "fp32" and is_wrong(rows):
             rows = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
@@ -340,7 +344,7 @@ def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
 
 
 def _explained(
-    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str, *, plain: bool
+    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str
 ) -> tuple[list[OutputReport], str]:
     """Return the reports with the causes of their errors, and an error if the effect of 16 or 8 bits is unknown."""
     net = comparison.runner.param, comparison.runner.bin
@@ -361,14 +365,13 @@ def _explained(
             return row
         rounding, bits = measured.get(row.name), by_bits.get(row.name)
         # A wide tolerance of the user does not explain an error.
-        is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
+        is_lax = comparison.limit is not None and mode == "fp32" and (row.max_rel or 0.0) > DEFAULT.relative
         ok = row.status in ("ok", "unproven") and not is_lax
         cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
         if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
             cause = "rounding"  # within the model's rounding spread
-        allowed = comparison.allowed(row.name, plain=plain)
         finite_bits = bits if bits is None or math.isfinite(bits) else None
-        return replace(row, rounding=rounding, bits=finite_bits, allowed=allowed, cause=cause)
+        return replace(row, rounding=rounding, bits=finite_bits, cause=cause)
 
     return [explained(row) for row in rows], problem
 
@@ -394,8 +397,9 @@ def net_feeds(
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
-        tolerance = options.tolerance or tolerance_within(loaded)
-        way, outputs = OutputComparison(runner, feeds, reference, manifest, tolerance, rounding).best()
+        step = quantised_step(loaded, weights_encoding(param, bin), is_int8=holds_integers(param, bin))
+        limit = options.allowed(DEFAULT) if options.is_user_tolerance else None
+        way, outputs = OutputComparison(runner, feeds, reference, manifest, rounding, limit, step=step).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already; masks cannot change that")
     return model_feeds(way, feeds)
 

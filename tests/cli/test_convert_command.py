@@ -105,10 +105,12 @@ def test_all_details(small: Path) -> None:
     outputs = ended.lines("output")[2:]  # after their shapes
     assert [words[:2] for words in outputs] == [["y", "ok"], ["z", "ok"]]
     for words in outputs:
-        assert [words[2:4], words[5:7], words[8:9]] == [["max", "error"], ["relative", "error"], ["cosine"]]
-        assert 0 <= float(words[4]) < 1e-5
-        assert 0 <= float(words[7]) < 1e-5
-        assert float(words[9]) == pytest.approx(1)
+        assert words[2:4] == ["rule", "rounding"]
+        named = [words[4:6], words[7:9], words[10:11], words[12:13]]
+        assert named == [["max", "error"], ["relative", "error"], ["allowed"], ["cosine"]]
+        assert 0 <= float(words[6]) < 1e-5
+        assert 0 <= float(words[9]) < float(words[11])
+        assert float(words[13]) == pytest.approx(1)
 
 
 def test_verbose_lists_rewrites_and_near_misses(small: Path) -> None:
@@ -278,7 +280,7 @@ def test_verification_uses_the_given_inputs_and_seed(tmp_path: Path) -> None:
         results[options] = run(tmp_path, "convert", "model.onnx", "-v", *options).lines("output")[1]
     assert results["--seed", "0"] == results[()]
     assert len({tuple(words) for words in results.values()}) == 3
-    assert results["--inputs", "zeros.npz"][4] == "0.00e+00"
+    assert results["--inputs", "zeros.npz"][6] == "0.00e+00"
 
 
 def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:

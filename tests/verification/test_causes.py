@@ -17,9 +17,10 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.blobs import extract_all
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, cause_of, least_budget
+from onnx2ncnn_opt.verification.rounding_budget import cause_of, least_rounding
+from onnx2ncnn_opt.verification.rules import LEAST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.runs import any_feeds
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.tolerance import DEFAULT
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import handmade, present
 from testing.exports import save_refilled
@@ -165,7 +166,7 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     model = write_model(tmp_path, text, opset=17)
     files = lower(model).save(tmp_path / "net")
     report = verify_net(model, files.param, files.bin, verification=Verification(explain=True))
-    assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, 1e-4)]
+    assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, LEAST_ROUNDING)]
     (note,) = report.notes
     reason = "a model with branches or loops is not rewritten"
     assert note == f"errors up to 0.0001 count as rounding, as the model does not run in float64: {reason}"
@@ -189,11 +190,11 @@ def test_causes() -> None:
         ("GELU g 1 1 x y 0=1", True, UNKNOWN_ROUNDING),
         ("GELU g 1 1 x y 31=16", True, UNKNOWN_ROUNDING),  # on the CPU
         ("Sigmoid g 1 1 x y", True, UNKNOWN_ROUNDING),
-        ("GELU g 1 1 x y", False, LEAST_BUDGET),
+        ("GELU g 1 1 x y", False, LEAST_ROUNDING),
     ],
 )
 def test_errors_that_a_gpu_may_have(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
-    assert least_budget(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
+    assert least_rounding(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
 
 
 def test_a_gelu_on_vulkan_is_named_as_the_cause(tmp_path: Path, device: NcnnWorker) -> None:

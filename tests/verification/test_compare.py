@@ -131,7 +131,7 @@ def test_the_spread_of_the_reference_is_allowed() -> None:
 def test_arrays_that_are_compared_in_parts(shape: tuple[int, ...]) -> None:
     reference = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     actual = reference.copy()
-    assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), "", "")  # type: ignore[arg-type]
+    assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), size=1.0)  # type: ignore[arg-type]
     actual.flat[-1] += 1
     off = compare(actual, reference)
     assert (off.max_abs, off.excess) == (1.0, "off by up to 1, 0.001 is allowed")

@@ -9,40 +9,13 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices, scores
+from onnx2ncnn_opt.verification.decisions import scores
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.hard_models import FAMILIES, SEEDS, hard_model
 from testing.models import parsed, serialized
 
 OUTCOMES = Path(__file__).parents[2] / "fixtures" / "hard_models.tsv"
-SCORES = np.array([[0.5, 0.9, 0.9, 0.1, 0.0, 0.0]], np.float32)
-
-
-@pytest.mark.parametrize(
-    ("indices", "reference", "good"),
-    [
-        ([2, 1, 0], [1, 2, 0], [1, 1, 1]),  # the same scores in another order
-        ([1, 2, 3], [1, 2, 0], [1, 1, 0]),  # another score
-        ([1, 1, 0], [1, 2, 0], [0, 0, 1]),  # one element twice
-        ([6, 2, -1], [1, 2, 0], [0, 1, 0]),  # no elements
-        ([1.5, 2, 3], [1, 2, 3], [0, 1, 1]),
-        ([5], [4], [0]),  # zeros are meant
-    ],
-)
-def test_indices_are_as_good_as_their_scores(indices: list[float], reference: list[int], good: list[int]) -> None:
-    spread = np.full(SCORES.shape, 1e-6)
-    found = as_good(np.array([indices], np.float64), np.array([reference]), SCORES, spread, -1)
-    assert found.tolist() == [[bool(each) for each in good]]
-
-
-def test_the_choices_behind_outputs() -> None:
-    graph = (
-        "(float[2,6] x) => (int64[A,B] direct, int32[A] moved, int64[A] exact, int64[A,B] computed) {"
-        "s = Sigmoid(x) v, direct = TopK(s, k) a = ArgMax<axis = 1>(s) b = Squeeze(a, one) "
-        "moved = Cast<to = 6>(b) exact = ArgMax<axis = 1>(x) computed = Mod(direct, one) }"
-    )
-    assert choices(parsed(graph, 17, k=[2], one=[1])) == {"direct": Choice("s", -1), "moved": Choice("s", 1)}
 
 
 def test_the_floats_that_decide_integers() -> None:
@@ -54,19 +27,6 @@ def test_the_floats_that_decide_integers() -> None:
     )
     model = parsed(graph, 17, k=[1], one=[1], flat=[12], zero=np.float32(0))
     assert scores(model) == {"best": {"s", "t"}, "number": {"u"}, "large": {"r", "u"}}
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        "s = Cast<to = 7>(x) i = ArgMax<axis = 1>(s) f = Cast<to = 1>(i) y = Squeeze(f, one)",  # of integers
-        "s = com.microsoft.Gelu(x) i = ArgMax<axis = 1>(s) f = Cast<to = 1>(i) y = Squeeze(f, one)",  # ONNX has no type
-    ],
-)
-def test_every_choice_has_its_scores(nodes: str) -> None:
-    data = serialized(f"(float[2,6] x) => (float[2] y) {{ {nodes} }}", 17, one=[1])
-    feeds, best = {"x": np.arange(12, dtype=np.float32).reshape(2, 6)}, np.array([5, 5], np.float32)
-    assert (Rounding(data, (), {}).chosen("y", feeds, best, best - 1) == best).all()
 
 
 def test_each_run_has_errors_of_its_own() -> None:

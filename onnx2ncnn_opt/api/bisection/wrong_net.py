@@ -26,7 +26,8 @@ from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.tolerance import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.rules import UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode, with_rounding
 
 Results = Mapping[str, Array | Failure]
 
