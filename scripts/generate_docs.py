@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.tail import operators as _tail_operators  # noqa: F401
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.passes import PASSES
-from onnx2ncnn_opt.verification.rules import RULES, UNPROVEN
+from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table
 from scripts.measure.speed import summary
@@ -133,7 +133,7 @@ Outputs of right nets: fixtures/ops, fixtures/models, fixtures/snippets, 200 mod
 exports with random weights (zoo), and trained models. Then nets with planted faults (`scripts/fuzz/faults.py`): the
 rule that refused a fault, and the rule that let a fault through whose effect is small or seldom
 ([measurements](measurements.md#how-sure)). `scripts/measure/rules.py` counts. A test takes each rule away, and shows a
-right net that is wrong without it (`tests/verification/test_rules.py`).
+right net that is wrong without it (`tests/verdict/test_rules.py`).
 
 """
 

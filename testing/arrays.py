@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.tolerance import INFINITE, LAST_BIT, Tolerance, compare
+from onnx2ncnn_opt.verdict.errors import INFINITE, LAST_BIT, Tolerance, compare
 
 # What is allowed to one element: this share of itself, this share of the largest one (sums cancel), and this much (all
 # of them may have cancelled; operands are near 1). ncnn's vectorised exp, log and tanh are off by up to 1e-6.

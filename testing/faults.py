@@ -19,6 +19,7 @@ from onnx2ncnn_opt.api.bisect import Bisection, bisect
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
@@ -28,14 +29,13 @@ from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
-from onnx2ncnn_opt.verification.net_outputs import input_slots
+from onnx2ncnn_opt.verdict.errors import INFINITE
+from onnx2ncnn_opt.verdict.rules import ORDER
+from onnx2ncnn_opt.verification.model import verify_net
+from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rules import ORDER
-from onnx2ncnn_opt.verification.tolerance import INFINITE
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.outputs import input_slots
+from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present
 from testing.compared import way
 from testing.exports import MODELS as EXPORTS

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
-from onnx2ncnn_opt.verification.tolerance import compare
+from onnx2ncnn_opt.verdict.errors import compare
 from testing.compared import way
 from testing.conformance import Outcome
 from testing.optimized import apply_passes

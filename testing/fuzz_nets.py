@@ -8,16 +8,16 @@ import numpy as np
 
 from onnx2ncnn_opt.api.optimized import Optimized
 from onnx2ncnn_opt.errors import CrashError, RunError
+from onnx2ncnn_opt.inputs.net_draws import draw_runs
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.half import Noise
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
+from onnx2ncnn_opt.precision.fp16_run import Estimator
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.net_inputs import draw_runs
-from onnx2ncnn_opt.verification.nets import compare_outputs, run_reference
+from onnx2ncnn_opt.verdict.errors import DEFAULT, compare
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, compare
+from onnx2ncnn_opt.verification.pair import compare_outputs, run_reference
 from testing.optimized import apply_passes
 from testing.random_layers import RandomNet
 from testing.runnable_nets import SHAPE, Net

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 
 from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 from testing.arrays import RELATIVE
 from testing.conformance import Harness, Outcome, attempt, short
 

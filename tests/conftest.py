@@ -40,7 +40,7 @@ def pytest_sessionstart() -> None:
     from testing.forks import install
 
     install()
-    for room in ("api", "verification"):
+    for room in ("api", "inputs", "precision", "verdict", "verification"):
         package = import_module(f"onnx2ncnn_opt.{room}")
         for module in iter_modules(package.__path__, f"{package.__name__}."):
             import_module(module.name)

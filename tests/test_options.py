@@ -11,8 +11,8 @@ from onnx2ncnn_opt import Net, listening
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.outputs import OutputReport
-from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.report import VerifyReport
 from testing.models import parsed
 from testing.optimized import apply_passes
 
@@ -140,8 +140,8 @@ def test_the_format_of_onnx_runtime() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "said"),
     [
-        (onnx2ncnn_opt.verify, (3, "a.param"), "a int is not a model"),
-        (onnx2ncnn_opt.verify, ("a.onnx", 3), "param has to be a path"),
+        (onnx2ncnn_opt.verification, (3, "a.param"), "a int is not a model"),
+        (onnx2ncnn_opt.verification, ("a.onnx", 3), "param has to be a path"),
         (onnx2ncnn_opt.bisect, ("a.onnx", 3), "param has to be a path"),
         (onnx2ncnn_opt.diff, ("a.param", 3), "b has to be a path"),
         (onnx2ncnn_opt.inspect, (3,), "path has to be a path"),

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Image, read_manifest
 from onnx2ncnn_opt.report.example import example
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.model import verify_net
 from testing.models import parsed
 from testing.optimized import apply_passes
 from testing.worker import WORKER

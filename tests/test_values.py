@@ -10,8 +10,8 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.models import parsed, write_model
 from testing.worker import WORKER
 

@@ -29,10 +29,10 @@ from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.model import verify_net
+from onnx2ncnn_opt.verification.model_runs import load_converted
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.runs import load_converted
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.report import VerifyReport
 
 
 @dataclass(frozen=True)

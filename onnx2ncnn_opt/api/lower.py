@@ -66,13 +66,13 @@ from onnx2ncnn_opt.version import __version__
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from onnx2ncnn_opt.inputs.draws import Draw
     from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.precision.search_masks import Precision
     from onnx2ncnn_opt.runtime.base import Array, Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-    from onnx2ncnn_opt.verification.driver import VerifyReport
-    from onnx2ncnn_opt.verification.inputs import Draw
-    from onnx2ncnn_opt.verification.search_masks import Precision
-    from onnx2ncnn_opt.verification.verify_net import ModelRuns
+    from onnx2ncnn_opt.verification.model import ModelRuns
+    from onnx2ncnn_opt.verification.report import VerifyReport
 
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")
@@ -223,11 +223,11 @@ class Conversion(Rewritten):
         for which device. `bin` are the weights, if they are written; `worker` is an ncnn process to reuse. Raises
         RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
         """
+        from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
+        from onnx2ncnn_opt.precision.fp16_run import Estimator
+        from onnx2ncnn_opt.precision.search_masks import find_masks, masks_for_data
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
-        from onnx2ncnn_opt.verification.estimate import Estimator
-        from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
-        from onnx2ncnn_opt.verification.runs import any_feeds, first_sizes
-        from onnx2ncnn_opt.verification.search_masks import find_masks, masks_for_data
+        from onnx2ncnn_opt.verification.model_runs import any_feeds, first_sizes
 
         self._require_known("nothing can be estimated")
         source, manifest, seed = reference(self.source), self.manifest(), verification.seed
@@ -266,7 +266,7 @@ class Conversion(Rewritten):
         `runs` are the model's, if `begin_runs` has started them. Raises VerificationError for `custom` operators,
         because ONNX Runtime cannot run them.
         """
-        from onnx2ncnn_opt.verification.verify_net import verify_net  # both runtimes
+        from onnx2ncnn_opt.verification.model import verify_net  # both runtimes
 
         self._require_known("the net cannot be verified")
         if files is None:
@@ -280,7 +280,7 @@ class Conversion(Rewritten):
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Start ONNX Runtime's runs of the model for `verify`, in a thread."""
         from onnx2ncnn_opt.runtime.ahead import begin
-        from onnx2ncnn_opt.verification.verify_net import ModelRuns
+        from onnx2ncnn_opt.verification.model import ModelRuns
 
         how = replace(verification, outputs=verification.outputs or self.cut)
         return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
@@ -307,7 +307,7 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
         from onnx2ncnn_opt.verification.latency import in_turns
-        from onnx2ncnn_opt.verification.runs import any_feeds
+        from onnx2ncnn_opt.verification.model_runs import any_feeds
 
         check_options(seconds=seconds)
         self._require_known("the net cannot be timed")

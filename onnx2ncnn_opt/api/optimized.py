@@ -40,13 +40,13 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.inputs.draws import Draw
     from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.precision.search_masks import Precision
     from onnx2ncnn_opt.runtime.base import Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-    from onnx2ncnn_opt.verification.driver import VerifyReport
-    from onnx2ncnn_opt.verification.inputs import Draw
-    from onnx2ncnn_opt.verification.nets import NetPair
-    from onnx2ncnn_opt.verification.search_masks import Precision
+    from onnx2ncnn_opt.verification.pair import NetPair
+    from onnx2ncnn_opt.verification.report import VerifyReport
 
 # The features that this package's masks switch off; a net with such a mask keeps its masks.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
@@ -152,8 +152,8 @@ class Optimized(Rewritten):
         `masks` says whether to set masks, or for which device; a net that already has such masks keeps them. Raises
         UsageError if an input's shape is unknown, and RunError if ncnn cannot run the net.
         """
+        from onnx2ncnn_opt.precision.search_masks import masks_for_data
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
-        from onnx2ncnn_opt.verification.search_masks import masks_for_data
 
         seed, wanted = verification.seed, masks and not self._is_masked
 
@@ -169,7 +169,7 @@ class Optimized(Rewritten):
     @property
     def pair(self) -> NetPair:
         """The net before and after the passes, for verification."""
-        from onnx2ncnn_opt.verification.nets import NetPair
+        from onnx2ncnn_opt.verification.pair import NetPair
 
         return NetPair(
             self.source, self.graph, self._blobs, self.shapes, self._examples(), self.storage, self._boxes, self._is_cut
@@ -196,7 +196,7 @@ class Optimized(Rewritten):
                 f"the net cannot be verified at these shapes, which it does not take: {self.misfit}; give others with "
                 "--shape, or leave out the verification with --no-verify"
             )
-        from onnx2ncnn_opt.verification.nets import verify_pair
+        from onnx2ncnn_opt.verification.pair import verify_pair
 
         return verify_pair(self.pair, verification, files=files, names=names, worker=worker)
 

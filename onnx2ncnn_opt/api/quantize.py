@@ -10,6 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact
 from onnx2ncnn_opt.ir.releases import least_release
@@ -33,8 +34,7 @@ from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.agreement import Agreement
-from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
+from onnx2ncnn_opt.verification.sqnr import Agreement
 
 _CONVERTED = 0.3  # the share of the work that is done after the conversion
 _DRAWS = 8

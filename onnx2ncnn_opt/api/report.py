@@ -38,7 +38,8 @@ from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.blobs import (
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
+from onnx2ncnn_opt.verification.inner_values import (
     LayerRun,
     Reference,
     Verdict,
@@ -47,12 +48,11 @@ from onnx2ncnn_opt.verification.blobs import (
     likeliest_run,
     model_values,
 )
-from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
-from onnx2ncnn_opt.verification.net_outputs import input_slots
+from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
+from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, in_mode
+from onnx2ncnn_opt.verification.outputs import input_slots
+from onnx2ncnn_opt.verification.report import MODEL, VerifyReport
 from onnx2ncnn_opt.version import __version__
 
 InputSizes = tuple[Mapping[str, Sequence[Any]], Mapping[str, int] | None]  # shapes of inputs, and batch counts

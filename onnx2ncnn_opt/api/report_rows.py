@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.report.words import value_text
-from onnx2ncnn_opt.verification.blobs import LayerRun, Verdict
+from onnx2ncnn_opt.verification.inner_values import LayerRun, Verdict
 
 _MAX_PARAMS = 300  # characters of a layer's parameters
 

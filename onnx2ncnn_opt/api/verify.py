@@ -11,10 +11,10 @@ from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, mixture, read_manifest
 from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.param.files import PathLike, bin_beside
-from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.model import verify_net
+from onnx2ncnn_opt.verification.model_runs import manifest_beside
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.runs import manifest_beside
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.report import VerifyReport
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker

@@ -173,7 +173,7 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
 
 def _problem(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     """Return ONNX Runtime's error with these values and sizes, or "" if the model runs or there is no `runner`."""
-    from onnx2ncnn_opt.verification.inputs import draw_inputs
+    from onnx2ncnn_opt.inputs.draws import draw_inputs
 
     if runner is None:
         return ""

@@ -55,7 +55,7 @@ def mixed(
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.param.files import NetFiles, write_net
     from onnx2ncnn_opt.verification.mixed import mixed as mix
-    from onnx2ncnn_opt.verification.runs import manifest_beside
+    from onnx2ncnn_opt.verification.model_runs import manifest_beside
 
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)

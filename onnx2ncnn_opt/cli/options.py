@@ -17,7 +17,7 @@ import click
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.given_inputs import Feeds
+    from onnx2ncnn_opt.inputs.given import Feeds
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -100,7 +100,7 @@ def _verify(options: dict[str, Any]) -> None:
     checks = {field: options.pop(option) for option, field in _FIELDS.items() if option in options}
     seeds, ranges, sizes = (options.pop(name, None) for name in ("seeds", "ranges", "sizes"))
     if seeds or ranges or sizes:
-        from onnx2ncnn_opt.verification.inputs import Wanted
+        from onnx2ncnn_opt.inputs.draws import Wanted
 
         if checks["feeds"] is not None:
             raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
@@ -150,7 +150,7 @@ def _inputs(value: str) -> Feeds:
     path: Path = EXISTING_FILE.convert(match[1], None, None)
     if not match[2]:
         return path
-    from onnx2ncnn_opt.verification.given_inputs import Image
+    from onnx2ncnn_opt.inputs.given import Image
 
     parts = dict(part.partition("=")[::2] for part in match[2][1:].split(":"))
     try:

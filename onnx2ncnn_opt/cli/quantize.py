@@ -146,7 +146,7 @@ def quantize_to(
 
 def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
     """Return lines with the verdict, the layers, their errors and times, and the files."""
-    from onnx2ncnn_opt.verification.agreement import decibels
+    from onnx2ncnn_opt.verification.sqnr import decibels
 
     result, layers = quantization.result, quantization.layers
     int8 = [row for row in layers if row.is_int8]

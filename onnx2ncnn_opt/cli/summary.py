@@ -15,7 +15,7 @@ from onnx2ncnn_opt.report.words import file_size, number_of
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
     from onnx2ncnn_opt.api.optimized import Optimized
-    from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.report import VerifyReport
 
 Written = Sequence[Mapping[str, Any]]
 

@@ -11,8 +11,8 @@ from onnx2ncnn_opt.errors import UnprovenError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
-    from onnx2ncnn_opt.verification.driver import VerifyReport
     from onnx2ncnn_opt.verification.options import Verification
+    from onnx2ncnn_opt.verification.report import VerifyReport
 
 
 def needs_verification(verification: Verification) -> bool:
@@ -56,7 +56,7 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
     """Return a line: whether a net agrees with the other one, its largest error, and the devices and modes."""
-    from onnx2ncnn_opt.verification.rules import RESERVES
+    from onnx2ncnn_opt.verdict.rules import RESERVES
 
     if report is None:
         return f"done: {net}, not verified"

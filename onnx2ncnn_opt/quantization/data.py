@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, plugged
+from onnx2ncnn_opt.inputs.given import IMAGES, read_pixels
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.runtime.slots import check_arrays
-from onnx2ncnn_opt.verification.given_inputs import IMAGES, read_pixels
 
 Arrays = Mapping[str, Any]
 

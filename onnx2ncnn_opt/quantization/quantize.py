@@ -24,6 +24,7 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.precision.knapsack import cheapest
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, has_static_scale, needs_sums, obstacle, quantise
@@ -35,9 +36,8 @@ from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.agreement import Agreement, decibels
-from onnx2ncnn_opt.verification.knapsack import cheapest
 from onnx2ncnn_opt.verification.latency import in_turns
+from onnx2ncnn_opt.verification.sqnr import Agreement, decibels
 
 WEIGHTS = ("int8", "block8")
 _MIN_SAMPLES = 8  # fewer are not representative

@@ -32,13 +32,13 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import command_line
-from onnx2ncnn_opt.verification.agreement import agreement
+from onnx2ncnn_opt.verdict.errors import compare, in_mode
 from onnx2ncnn_opt.verification.decode import Decoder
+from onnx2ncnn_opt.verification.model import net_feeds, verify_net
+from onnx2ncnn_opt.verification.model_accuracy import Rounding, tolerance_within
+from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted, manifest_beside
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_within
-from onnx2ncnn_opt.verification.runs import any_feeds, load_converted, manifest_beside
-from onnx2ncnn_opt.verification.tolerance import compare, in_mode
-from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
+from onnx2ncnn_opt.verification.sqnr import agreement
 from onnx2ncnn_opt.version import __version__
 
 _MAX_DECIBELS = 200.0  # more than float32 can have

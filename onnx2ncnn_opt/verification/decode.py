@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
@@ -19,8 +20,7 @@ from onnx2ncnn_opt.runtime.base import Array, Step
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, StepFeeds, np_dtype
 from onnx2ncnn_opt.runtime.steps import StepInputs
-from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
-from onnx2ncnn_opt.verification.runs import Run
+from onnx2ncnn_opt.verification.model_runs import Run
 
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times

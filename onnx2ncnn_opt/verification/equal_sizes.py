@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import Error, RunError
+from onnx2ncnn_opt.inputs.draws import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
+from onnx2ncnn_opt.inputs.input_uses import Uses
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
-from onnx2ncnn_opt.verification.uses import Uses
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
+from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, Measured, errors_of
+from onnx2ncnn_opt.precision.plan_masks import BUDGET, FULL, Planner, Target
+from onnx2ncnn_opt.precision.search_masks import find_masks
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.estimate import Estimator, Walk
-from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured, errors_of
+from onnx2ncnn_opt.verification.model import net_feeds
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, Planner, Target
-from onnx2ncnn_opt.verification.search_masks import find_masks
-from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _ATTEMPTS = 10
 _MIN_SECONDS = 1e-7

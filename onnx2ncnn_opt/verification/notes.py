@@ -9,9 +9,9 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rules import UNKNOWN_ROUNDING
-from onnx2ncnn_opt.verification.runs import Run
+from onnx2ncnn_opt.verdict.rules import UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.model_accuracy import Rounding
+from onnx2ncnn_opt.verification.model_runs import Run
 
 _MAX_PROBLEM = 100  # characters of an error in a note
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UsageError, check_options
+from onnx2ncnn_opt.precision.effort import EFFORTS, Effort
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.inputs.draws import Wanted
+    from onnx2ncnn_opt.inputs.given import Feeds
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
-    from onnx2ncnn_opt.verification.given_inputs import Feeds
-    from onnx2ncnn_opt.verification.inputs import Wanted
-    from onnx2ncnn_opt.verification.tolerance import Tolerance
+    from onnx2ncnn_opt.verdict.errors import Tolerance
 
 
-Effort: TypeAlias = Literal["quick", "normal", "thorough"]
-# The seconds after which less useful inputs are left out, and a factor for the number of runs to find masks.
-EFFORTS: dict[Effort, tuple[float, float]] = {"quick": (0.0, 0.0), "normal": (10.0, 1.0), "thorough": (math.inf, 4.0)}
 NO_ESTIMATE = "fp16 could not be estimated, so the masks of the net are unknown: {}. Try again, or with --no-masks"
 
 
@@ -80,8 +77,8 @@ class Verification:
             raise UsageError(f"the effort has to be one of {', '.join(EFFORTS)}, not {self.effort!r:.80}")
         if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None:
             return
-        from onnx2ncnn_opt.verification.given_inputs import Image
-        from onnx2ncnn_opt.verification.inputs import Wanted
+        from onnx2ncnn_opt.inputs.draws import Wanted
+        from onnx2ncnn_opt.inputs.given import Image
 
         if not isinstance(self.feeds, str | os.PathLike | Image):
             check_options(feeds=self.feeds)

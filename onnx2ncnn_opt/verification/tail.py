@@ -26,7 +26,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, compare
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare
 
 # The tail alone differs from ONNX Runtime only in the last bits of exp and of sums.
 _TAIL_TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)

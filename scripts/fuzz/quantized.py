@@ -26,7 +26,7 @@ from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, Options, quanti
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.agreement import Agreement, decibels
+from onnx2ncnn_opt.verification.sqnr import Agreement, decibels
 from scripts.fuzz import campaign
 
 _LEAST, _ROOM = 15.0, 3.0  # decibels

@@ -14,21 +14,21 @@ import onnx
 from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UnsupportedError, VerificationError
+from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.precision.fp16_run import Estimator
+from onnx2ncnn_opt.precision.mask_judge import errors_of, largest_error
+from onnx2ncnn_opt.precision.search_masks import Precision, find_masks
 from onnx2ncnn_opt.rewrite.prove_masks import prove_masks, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.inputs import draw_inputs
-from onnx2ncnn_opt.verification.mask_judge import errors_of, largest_error
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.search_masks import Precision, find_masks
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases
 from testing.exports import refilled

@@ -34,7 +34,7 @@ from onnx2ncnn_opt.errors import Error, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.tolerance import compare, in_mode
+from onnx2ncnn_opt.verdict.errors import compare, in_mode
 from scripts.measure.device_nets import MODELS, WORKER, Cases, Net, models, op_fixtures, pass_fixtures, snippets
 from scripts.measure.measured import ROOT
 from scripts.measure.measured import table as measured_table

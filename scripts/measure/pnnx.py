@@ -37,12 +37,12 @@ from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api.optimized import Optimized
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.outputs import Latency
-from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify_net import verify_net
 from scripts.measure.latency import compare
 from scripts.measure.measured import ROOT, table
 from testing.conformance import Case, collect

@@ -28,7 +28,7 @@ from onnx2ncnn_opt.quantization.quantize import Options, Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
-from onnx2ncnn_opt.verification.agreement import decibels
+from onnx2ncnn_opt.verification.sqnr import decibels
 from testing.exports import save_refilled
 
 Feeds = Sequence[Mapping[str, Feed]]

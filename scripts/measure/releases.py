@@ -20,9 +20,9 @@ import numpy as np
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import draw_inputs
 from testing.exports import refilled
 
 MODELS = sorted((Path(__file__).parents[2] / "fixtures" / "models").glob("*.onnx"))

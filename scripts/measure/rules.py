@@ -17,8 +17,8 @@ from typing import Any
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rules import RULES, UNPROVEN
 from scripts.fuzz.false_alarms import subjects
 from scripts.measure.measured import table
 

@@ -27,16 +27,16 @@ from PIL import Image, ImageOps
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.inputs.draws import DATA, Data, Draw, draw_inputs, states
+from onnx2ncnn_opt.inputs.pictures import picture_axes
 from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.precision.plan_masks import BUDGET
+from onnx2ncnn_opt.precision.search_masks import open_like_data
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs, states
+from onnx2ncnn_opt.verification.model_runs import first_sizes
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.pictures import picture_axes
-from onnx2ncnn_opt.verification.plan_masks import BUDGET
-from onnx2ncnn_opt.verification.runs import first_sizes
-from onnx2ncnn_opt.verification.search_masks import open_like_data
 from scripts.measure.measured import ROOT, table
 
 MODELS, PHOTOGRAPHS = ROOT / "fixtures" / "trained.tsv", ROOT / "fixtures" / "photographs.tsv"

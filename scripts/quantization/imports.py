@@ -30,7 +30,7 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.int8 import PRODUCTS
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.agreement import Agreement
+from onnx2ncnn_opt.verification.sqnr import Agreement
 from scripts.measure.measured import table
 
 COLUMNS = ("model", "ort dB", "our dB", "ort top-1", "our top-1", "int8", "bin", "verification")

@@ -19,10 +19,10 @@ from onnx2ncnn_opt.param import files
 from onnx2ncnn_opt.rewrite.events import LayerRef
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
-from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.model import verify_net
+from onnx2ncnn_opt.verification.model_runs import manifest_beside
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.runs import manifest_beside
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present
 from testing.command import SINE, SINE_AT, SMALL, run, run_well
 from testing.exports import ROOT, save_refilled

@@ -18,17 +18,17 @@ from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.inputs.draws import Wanted
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.inputs import Wanted
+from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, ROUNDING_MARGIN
+from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rules import LEAST_ROUNDING, ROUNDING_MARGIN
-from onnx2ncnn_opt.verification.verify_net import verify_net
+from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present
 from testing.exports import MODELS, ROOT, SKELETONS, SMALL, one_of_each, refilled, sampled
 from testing.models import parsed, write_model

@@ -8,8 +8,8 @@ import pytest
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, write_net
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from onnx2ncnn_opt.verification.nets import NO_BOXES
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.pair import NO_BOXES
 from testing.command import run
 from testing.optimized import apply_passes
 from testing.param_text import net as graph_of

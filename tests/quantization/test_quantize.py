@@ -25,7 +25,7 @@ from onnx2ncnn_opt.quantization.quantize import Budget
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.net import Net
-from onnx2ncnn_opt.verification.agreement import Agreement, decibels
+from onnx2ncnn_opt.verification.sqnr import Agreement, decibels
 from testing import present
 from testing.command import names, net_files
 from testing.models import parsed

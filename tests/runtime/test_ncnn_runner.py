@@ -202,7 +202,7 @@ def test_a_closed_worker_leaves_no_process_and_starts_again(tmp_path: Path) -> N
 def test_nothing_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys; sys.modules['ncnn'] = sys.modules['onnxruntime'] = None\n"
-        "import onnx2ncnn_opt.runtime.ncnn, onnx2ncnn_opt.runtime.ort, onnx2ncnn_opt.verification.verify_net"
+        "import onnx2ncnn_opt.runtime.ncnn, onnx2ncnn_opt.runtime.ort, onnx2ncnn_opt.verification.model"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.ort import SHARED, OrtRunner, OrtWorker, read_model
-from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from testing.models import parsed, serialized
 
 MODEL = parsed(

@@ -15,13 +15,13 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.verification.blobs import extract_all
+from onnx2ncnn_opt.verdict.errors import DEFAULT
+from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.error_causes import cause_of, least_rounding
+from onnx2ncnn_opt.verification.inner_values import extract_all
+from onnx2ncnn_opt.verification.model import verify_net
+from onnx2ncnn_opt.verification.model_runs import any_feeds
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding_budget import cause_of, least_rounding
-from onnx2ncnn_opt.verification.rules import LEAST_ROUNDING, UNKNOWN_ROUNDING
-from onnx2ncnn_opt.verification.runs import any_feeds
-from onnx2ncnn_opt.verification.tolerance import DEFAULT
-from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import handmade, present
 from testing.exports import save_refilled
 from testing.models import write_model
@@ -138,7 +138,7 @@ def test_16_bits_beyond_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     graph = "(float[1, 1024] x) => (float[1, 16] y) { a = Abs(x) b = MatMul(a, w) y = Sub(b, c) }"
     model = write_model(tmp_path, graph, w=weights, c=weights.sum(0) * np.float32(0.8))
     files = lower(model).save(tmp_path / "net")
-    monkeypatch.setattr("onnx2ncnn_opt.verification.verify_net.estimated", lambda *_: ({"y": 1e-6}, ""))
+    monkeypatch.setattr("onnx2ncnn_opt.verification.model.estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:

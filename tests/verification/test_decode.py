@@ -10,8 +10,8 @@ from onnx2ncnn_opt import Net, bisect, convert, verify
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.decode import Decoder
+from onnx2ncnn_opt.verification.model_runs import load_converted
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.runs import load_converted
 from testing import present
 from testing.decoders import MODEL, NET, decoder, model_of
 

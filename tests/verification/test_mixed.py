@@ -11,10 +11,10 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.precision.fp16_run import Estimator
+from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, Measured
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured
 from onnx2ncnn_opt.verification.mixed import DeviceJudge, choose_masks, mixed
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import write_model

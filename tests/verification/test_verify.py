@@ -11,21 +11,23 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.verification import stored_note, verdict
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
+from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.precision.effort import EFFORTS
 from onnx2ncnn_opt.report.verification import shapes_lines
-from onnx2ncnn_opt.verification import runs
-from onnx2ncnn_opt.verification import verify_net as verification
-from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.inputs import draw_inputs
-from onnx2ncnn_opt.verification.options import EFFORTS, Verification
+from onnx2ncnn_opt.verification import model_runs
+from onnx2ncnn_opt.verification.model import ModelRuns
+from onnx2ncnn_opt.verification.model import verify_net as verified
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present
 from testing.handmade import ENDLESS, raw, tagged, write_net
 from testing.models import parsed, serialized, write_model
 from testing.worker import WORKER
 
-verify_net = partial(verification.verify_net, worker=WORKER)
+verify_net = partial(verified, worker=WORKER)
 
 
 def entry(name: str, *shape: int | str | None, dtype: str = "float32", axis: int | None = 0, blob: str = "") -> Entry:
@@ -536,7 +538,7 @@ def test_after_a_refusal_inputs_stay_small(tmp_path: Path, monkeypatch: pytest.M
         drawn.append(max(array.size for array in feeds.values()))
         return feeds
 
-    monkeypatch.setattr(runs, "draw_inputs", counted)
+    monkeypatch.setattr(model_runs, "draw_inputs", counted)
     graph = "(float[1, A, B] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
     manifest = manifest_of([entry("x", 1, "A", "B")], [entry("y", 7, 1)])
     with pytest.raises(RunError, match="--shape says how long A, B may be"):
@@ -615,7 +617,7 @@ def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
     note = "the net ran on 2 sets of inputs; less useful inputs were left out; --effort thorough runs them"
     assert quick.notes == (note,)
     assert normal.notes == ()
-    runs = verification.ModelRuns(model, Verification(), None, has_tail=False)
+    runs = ModelRuns(model, Verification(), None, has_tail=False)
     runs.start -= EFFORTS["normal"][0]  # the time that the estimate of fp16 took counts, too
     assert verify_net(model, *net, verification=Verification(), runs=runs).draws == quick.draws
     with pytest.raises(UsageError, match="the effort has to be one of quick, normal, thorough, not 'most'"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict
+from onnx2ncnn_opt.verification.inner_values import UNKNOWN, Verdict
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdict
-from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
+from onnx2ncnn_opt.verdict.errors import Tolerance, compare
+from onnx2ncnn_opt.verification.inner_values import UNKNOWN, BlobRun, Verdict, as_verdict
+from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 
 # Equal layers give equal bits in ncnn's plain kernels, but another version may have folded weights in another order.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)

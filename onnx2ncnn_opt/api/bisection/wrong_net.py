@@ -21,13 +21,20 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-from onnx2ncnn_opt.verification.blobs import BlobRun, Reference, Verdict, extract_all, likeliest_run, model_values
-from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.net_outputs import input_slots
+from onnx2ncnn_opt.verdict.errors import Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verdict.rules import UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.inner_values import (
+    BlobRun,
+    Reference,
+    Verdict,
+    extract_all,
+    likeliest_run,
+    model_values,
+)
+from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.rules import UNKNOWN_ROUNDING
-from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.outputs import input_slots
+from onnx2ncnn_opt.verification.report import VerifyReport
 
 Results = Mapping[str, Array | Failure]
 

@@ -1,0 +1,302 @@
+"""The rules by which an output agrees with its reference, in order: the first that accepts decides.
+
+`docs/verdict.md` is generated from `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, LAST_BIT, Difference, Tolerance, compare
+
+ROUNDING_MARGIN, LEAST_ROUNDING, UNKNOWN_ROUNDING, MOST_ROUNDING = 16.0, 2.0**-15, 1e-4, 5e-2
+WEIGHTS_MARGIN = 4.0
+ADVICE = "give inputs that suit the model with --inputs or --value"
+_TINY = float(np.finfo(np.float32).tiny)
+_ANY = Tolerance(np.inf, slices=False)
+
+
+class Facts(Protocol):
+    """What runs of the model say about one output; each is computed when a rule first asks for it."""
+
+    @property
+    def least(self) -> float:
+        """The error that passes without a run in float64."""
+
+    @property
+    def exact(self) -> Array | None:
+        """The output of the model in float64; None if it does not run."""
+
+    @property
+    def spread(self) -> Array:
+        """The effect of rounding errors on each element; infinite for elements that they decide."""
+
+    @property
+    def weights(self) -> float:
+        """The error of the model with its weights rounded as the net's are; 0 for weights of 32 bits."""
+
+    @property
+    def step(self) -> float:
+        """A step of the model's coarsest quantisation; 0 for a model without one."""
+
+    @property
+    def floats(self) -> tuple[Array, float] | None:
+        """The output of the model without quantisation, and how many times the model's noise a net may have."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision of a rule: the difference, and the error that it allows, relative to the reference's largest."""
+
+    rule: str
+    difference: Difference
+    allowed: float
+    accepted: bool
+    unproven: str = ""  # the reason why the inputs prove nothing
+
+    def report(self, name: str, blob: str | None) -> OutputReport:
+        """Return the report of an output and its blob."""
+        difference = self.difference
+        status: Status = "unproven" if self.unproven else "ok" if self.accepted else difference.status
+        message = self.unproven or ("" if self.accepted else difference.special or difference.excess)
+        numbers = difference.max_abs, difference.max_rel, difference.cosine
+        return OutputReport(name, blob, status, message, *numbers, rule=self.rule, allowed=self.allowed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An output of a net, its reference, and the facts that rules may ask for.
+
+    `limit` is the tolerance of a mode of 16 bits, or the user's; None for float32. An `is_strict` limit leaves no room
+    for rounding. `is_plain` says that ncnn's plain kernels computed the output.
+    """
+
+    actual: Array
+    reference: Array
+    facts: Facts
+    limit: Tolerance | None = None
+    is_strict: bool = False
+    is_plain: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        """True for integers and bools."""
+        return self.reference.dtype.kind in "iub"
+
+    def verdict(self, rule: str, tolerance: Tolerance, free: Array | None = None) -> Verdict:
+        """Compare with a tolerance; `free` is the effect of rounding on each element. NaN of the model is left out."""
+        is_nan = np.isnan(self.reference)
+        if is_nan.any():
+            free = np.where(is_nan, np.inf, 0.0 if free is None else free)
+        difference = compare(self.actual, self.reference, tolerance, free)
+        unproven = ""
+        if difference.ok and self.reference.size:
+            left_out = 0 if free is None else int((np.isinf(free) & (self.actual != self.reference)).sum())
+            if 2 * left_out > self.reference.size:
+                what = "the model gives NaN in" if 2 * is_nan.sum() > left_out else "rounding errors decide"
+                unproven = f"{what} {left_out} of {self.reference.size} elements; {ADVICE}"
+            elif difference.max_abs is None:
+                unproven = f"it has no finite number in the model, which proves nothing; {ADVICE}"
+        allowed = max(tolerance.relative, tolerance.absolute / (difference.size or np.inf))
+        return Verdict("unproven" if unproven else rule, difference, allowed, difference.ok, unproven)
+
+    @cached_property
+    def rounding(self) -> Tolerance:
+        """The error that rounding of the model itself explains."""
+        exact = self.facts.exact
+        if exact is None:
+            return Tolerance(max(UNKNOWN_ROUNDING, self.facts.least), DEFAULT.absolute, slices=False)
+        distance = compare(self.reference, exact, Tolerance(slices=False)).max_rel or 0.0
+        relative = max(ROUNDING_MARGIN * distance, self.facts.least)
+        return Tolerance(relative if self.is_plain else min(relative, MOST_ROUNDING), _TINY, slices=False)
+
+    def with_moves(self, verdict: Verdict, tolerance: Tolerance) -> Verdict:
+        """Return the verdict; if it refuses, add to the tolerance how far rounding moves each element."""
+        if verdict.accepted:
+            return verdict
+        spread = self.facts.spread
+        return self.resolved.verdict(verdict.rule, tolerance, np.where(np.isfinite(spread), spread, 0.0))
+
+    @cached_property
+    def resolved(self) -> Case:
+        """The case with float64's numbers where ONNX Runtime's float32 overflows or underflows.
+
+        Where the reference is not finite but float64 is, a finite number must agree with float64, and any non-finite
+        number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where float64 is outside float32's range,
+        0 and non-finite numbers pass too: the order of a product decides between them.
+        """
+        exact, reference = self.facts.exact, self.reference
+        if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
+            return self
+        size, is_finite = np.abs(exact), np.abs(self.actual) < INFINITE
+        is_lost = (size < INFINITE) & ~(np.abs(reference) < INFINITE)
+        is_outside = (np.isfinite(exact) & (size >= INFINITE)) | ((size > 0) & (size < _TINY))
+        is_any = (is_lost & ~is_finite) | (is_outside & (~is_finite | (self.actual == 0)))
+        if not (is_lost | is_any).any():
+            return self
+        return replace(self, reference=np.where(is_any, self.actual, np.where(is_lost, exact, reference)))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: `when` it applies, what it `allows`, and `why`, for people; `judge` returns None if it does not apply."""
+
+    name: str
+    when: str
+    allows: str
+    why: str
+    judge: Callable[[Case], Verdict | None] = lambda case: None  # "unproven" only qualifies other verdicts
+
+
+def _equal(case: Case) -> Verdict | None:
+    return case.verdict("equal", Tolerance(0.0, 0.0)) if case.is_integer else None
+
+
+def _limit(case: Case) -> Verdict | None:
+    steps = LAST_BIT.get(case.reference.dtype.name)
+    if case.is_integer or (case.limit is None and steps is None):
+        return None
+    return case.verdict("limit", case.limit or Tolerance())
+
+
+def _rounding(case: Case) -> Verdict | None:
+    if case.is_integer or case.limit is not None:
+        return None
+    verdict = case.verdict("rounding", Tolerance(case.facts.least, _TINY, slices=False))
+    verdict = verdict if verdict.accepted else case.resolved.verdict("rounding", case.rounding)
+    return case.with_moves(verdict, case.rounding) if case.is_plain else verdict
+
+
+def _kernels(case: Case) -> Verdict | None:
+    if case.is_integer or case.limit is not None or case.is_plain:
+        return None
+    return case.with_moves(case.resolved.verdict("kernels", DEFAULT), DEFAULT)
+
+
+def _weights(case: Case) -> Verdict | None:
+    if case.is_integer or case.limit is not None or not case.facts.weights:
+        return None
+    return case.resolved.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.facts.weights, slices=False))
+
+
+def _quantised(case: Case) -> Verdict | None:
+    if case.is_strict or not case.facts.step:
+        return None
+    if case.is_integer:  # steps of 8 bits, which are one apart
+        case = replace(case, reference=case.reference.astype(np.float64))
+    verdict = case.verdict("quantised", Tolerance(case.facts.step, slices=False))
+    floats, factor = (None, 0.0) if verdict.accepted else case.facts.floats or (None, 0.0)
+    if floats is None or floats.shape != case.reference.shape:
+        return verdict
+    own, of_net = (compare(array, floats, _ANY) for array in (case.reference.astype(np.float64), case.actual))
+    accepted = not of_net.special and of_net.noise <= factor * own.noise
+    return Verdict("quantised", of_net, own.max_rel or 0.0, accepted=True) if accepted else verdict
+
+
+def _decided(case: Case) -> Verdict | None:
+    if case.is_strict or not np.isinf(case.facts.spread).any():
+        return None
+    tolerance = case.limit
+    if tolerance is None:
+        least = case.rounding if case.is_plain else DEFAULT
+        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.facts.weights, case.facts.step)
+        tolerance = replace(least, relative=relative)
+    return case.resolved.verdict("decided", tolerance, case.facts.spread)
+
+
+RULES = (
+    Rule(
+        "equal",
+        "integers and bools, as numbers or as the bits of int32",
+        "nothing",
+        "they are decisions: an index that is off by one is another index",
+        _equal,
+    ),
+    Rule(
+        "limit",
+        "fp16 and bf16, outputs of 16 bits, and the options `--rtol` and `--atol`",
+        "2e-2 in fp16, 1.6e-1 in bf16, eight last places of an output of 16 bits, or the option's number",
+        "an app decides how much it may lose; fp16 has forty roundings of 2^-11 in 2e-2",
+        _limit,
+    ),
+    Rule(
+        "rounding",
+        "fp32",
+        "16 times ONNX Runtime's own distance from float64; always 3.1e-5, on Vulkan 1e-4 (1e-3 with GELU); and twice "
+        "the largest move of an element in nine runs of the model with errors in the last bits",
+        "ncnn adds up in another order than ONNX Runtime, so its error is as large as ONNX Runtime's own; where "
+        "float32 overflows, float64's number counts",
+        _rounding,
+    ),
+    Rule(
+        "kernels",
+        "fp32, with ncnn's faster kernels such as winograd",
+        "1e-3, also of the largest value of each slice of 64 numbers or more, if ncnn's plain kernels agree by another "
+        "rule on the same inputs",
+        "the transforms of winograd have errors up to 3e-4; wrong nets are off by 1e-2 and more, or wrong with plain "
+        "kernels, too",
+        _kernels,
+    ),
+    Rule(
+        "weights",
+        "fp32, and weights of 16 or 8 bits",
+        "4 times the error of the model with its own weights rounded in this way",
+        "the option for smaller weights asks for this error; passes round the weights after they are folded",
+        _weights,
+    ),
+    Rule(
+        "quantised",
+        "models that round to 8 bits, or less, themselves",
+        "a step of the coarsest rounding; or 1 dB more noise than the model has, both against the model without these "
+        "roundings",
+        "a last bit decides whether a number is rounded up or down, so no right net has all the same steps",
+        _quantised,
+    ),
+    Rule(
+        "decided",
+        "elements that these nine runs move by 5e-2 of the largest value, or integers that they move at all: behind a "
+        "comparison, Round, TopK, or a difference of equal numbers",
+        "any number there; the other elements are compared as by the other rules",
+        "two right implementations decide such elements differently",
+        _decided,
+    ),
+)
+UNPROVEN = Rule(
+    "unproven",
+    "outputs that agree by another rule, but more than half of whose elements are NaN in the model, or decided by "
+    "rounding; and inputs that are too unusual for 16 bits",
+    "neither agreement nor an error: exit code 2",
+    "such inputs prove nothing; `--inputs` gives others",
+)
+
+
+ORDER = {rule.name: place for place, rule in enumerate(RULES)}
+# What the summary of a command says if an output agrees by these rules only.
+RESERVES = {
+    "decided": "rounding decides some elements",
+    "quantised": "as near as the model's own roundings to 8 bits",
+}
+
+
+def unproven(row: OutputReport, reason: str) -> OutputReport:
+    """Return the report of an output about which inputs prove nothing."""
+    return OutputReport(row.name, row.blob, "unproven", reason, rule="unproven")
+
+
+def judge(case: Case) -> Verdict:
+    """Return the verdict of the first rule that accepts an output, or of the last one that refuses it."""
+    refused: Verdict | None = None
+    for rule in RULES:
+        verdict = rule.judge(case)
+        if verdict is not None and verdict.accepted:
+            return verdict
+        refused = verdict or refused
+    assert refused is not None
+    return refused

@@ -1,0 +1,421 @@
+"""Comparison of a net in ncnn with its model in ONNX Runtime, output by output."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UnprovenError, UsageError
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs, dynamic_sizes
+from onnx2ncnn_opt.inputs.given import given_inputs
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.precision.effort import EFFORTS
+from onnx2ncnn_opt.precision.search_masks import open_like_data
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.ahead import begin
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.compiled_tail import compiled
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
+from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
+from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
+from onnx2ncnn_opt.verdict.rules import ADVICE, unproven
+from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
+from onnx2ncnn_opt.verification.error_causes import (
+    cause_of,
+    estimated,
+    has_inexact_gelu,
+    holds_integers,
+    least_rounding,
+    weights_encoding,
+)
+from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
+from onnx2ncnn_opt.verification.model_runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
+from onnx2ncnn_opt.verification.notes import model_notes
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.outputs import OutputComparison
+from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes
+from onnx2ncnn_opt.verification.tail import TailJudge
+
+_MIN_RUNS = 2  # on ordinary and large inputs
+_RUNS_LIKE_DATA = 2
+
+
+def verify_net(
+    model: Path | bytes,
+    param: Path,
+    bin: Path,
+    verification: Verification = Verification(),
+    *,
+    manifest: Manifest | None = None,
+    tail: bytes | None = None,
+    worker: NcnnWorker | None = None,
+    runs: ModelRuns | None = None,
+) -> VerifyReport:
+    """Run the original model and the net on the same inputs and compare every output.
+
+    If the manifest has a tail, the net is compared at the cut in each mode, and in fp32 also behind the tail. `tail` is
+    the content of the tail's file, by default the file next to the net.
+
+    With a manifest arrays must have exactly the model's shapes. Without a manifest sizes of 1 do not count, because
+    other converters drop them freely. Faults of the net are reported, not raised. `worker` is a running process to use,
+    and `runs` are the model's runs, if they have begun before.
+
+    If weights have 16 or 8 bits, the allowed error is `rules.WEIGHTS_MARGIN` times the error of the model with
+    rounded weights.
+
+    Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not fit together, or `on`
+    has no ncnn; VerificationError if the net has inputs that the model does not have; and RunError if ONNX Runtime
+    refuses the model or the inputs.
+    """
+    target = find_target(verification.on)
+    target.require()
+    modes = check_modes(verification.modes) or target.modes
+    runner = tail_of(param, manifest, tail)
+    program = runner.program if runner and "fp32" in modes else None
+    with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
+        runs = runs or ModelRuns(model, verification, manifest, has_tail=runner is not None)
+        judge = _ModelJudge(runs, (param, bin), runner, process)
+        rows, wrong = judge_modes(judge, modes)
+        if judge.tail is not None and program is not None:
+            problem, notes = judge.tail.in_cpp(in_cpp)
+            judge.notes += notes
+            if problem and not is_wrong(rows):
+                problem = f"the tail's C++ header is wrong: {problem}"
+                names = judge.tail.names
+                rows = tuple(
+                    replace(row, status="mismatch", message=problem) if row.name in names else row for row in rows
+                )
+        checked = process.checked(modes)
+    is_drawn, done = verification.feeds is None, judge.done
+    runs_by_size = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
+    dynamic = [info.name for info in judge.model.inputs if any(isinstance(size, Sym) for size in info.shape)]
+    return VerifyReport(
+        outputs=rows,
+        seed=verification.seed if is_drawn else None,
+        sizes=tuple(run.sizes for run in runs_by_size) or ({},),
+        shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in runs_by_size) or ({},),
+        checked=checked,
+        draws=tuple(run.draw for run in (*done, *judge.like_data) if run.draw is not None),
+        notes=tuple(_notes(judge, rows, (param, bin), is_vulkan=target.vulkan)),
+        wrong=wrong,
+        manifest=manifest,
+    )
+
+
+class ModelRuns:
+    """The runs of a model in ONNX Runtime; a thread computes each run ahead of its use.
+
+    `notes` are for users. Raises the errors of `verify_net` that concern the model.
+    """
+
+    def __init__(
+        self, source: Path | bytes, verification: Verification, manifest: Manifest | None, *, has_tail: bool
+    ) -> None:
+        self.source, self.options, self.manifest, self.start = source, verification, manifest, time.monotonic()
+        values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
+        if manifest is not None and has_tail:
+            outputs, self.cut = manifest.compared, manifest.cut
+        self.model = load_converted(source, manifest, shapes=verification.shapes, values=values, outputs=outputs)
+        if manifest is None or not manifest.tail:
+            outputs = self.cut = self.model.cut
+        announce("ONNX Runtime loads the model")
+        values, timeout = self.model.values, verification.timeout
+        self._runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
+        self.notes: list[str] = []
+        self.decoder: Decoder | None = None
+        if manifest is not None and manifest.caches and verification.feeds is None:
+            try:
+                self.decoder = Decoder(self.model, manifest, verification.seed, self._runner)
+            except UsageError as error:
+                self.notes.append(f"no tokens were decoded, only single steps run: {error}")
+        self._inputs = self._all_runs()
+        self._next = begin(next, self._inputs)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield the runs, each with inputs and the model's outputs."""
+        while True:
+            if not self._next.done():
+                announce("ONNX Runtime runs the model")
+            try:
+                run = self._next.result()
+            except StopIteration:
+                return
+            self._next = begin(next, self._inputs)
+            yield run
+
+    def run(self, sizes: Mapping[str, int], draw: Draw) -> Run:
+        """Return a run besides those of `runs`."""
+        announce(f"ONNX Runtime runs the model, {draw}")
+        feeds = draw_inputs(self.model, sizes, draw=draw)
+        return Run(sizes, draw, feeds, self._runner.run(feeds))
+
+    def _all_runs(self) -> Iterator[Run]:
+        options, fixed = self.options, (self.model, self._runner, self.manifest, self.options.seed)
+        if self.decoder is not None:
+            yield from self.decoder.runs()
+        elif options.feeds is None:
+            wanted = options.wanted
+            yield from wanted_runs(*fixed, wanted) if wanted else drawn_runs(*fixed, self.notes)
+        else:
+            feeds = given_inputs(options.feeds, self.model, self.manifest)
+            if small := too_small(self.manifest, feeds):
+                raise UsageError(small)
+            yield Run({}, None, feeds, self._runner.run(feeds))
+
+
+class _ModelJudge:
+    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` are for users.
+
+    In 16 bits, inputs that are unusual only make notes, and nets also run on inputs like data (`like_data`).
+    """
+
+    def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
+        self.options, self.manifest, self.model = model.options, model.manifest, model.model
+        self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
+        self.tail = TailJudge(runner) if self.manifest is not None and runner is not None else None
+        self.done: list[Run] = []
+        self.like_data: list[Run] = []
+        self._decoder = model.decoder
+        self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
+        self._within = tolerance_within(self.model)
+        self._step = quantised_step(self.model, weights_encoding(*net), is_int8=holds_integers(*net))
+        # Vulkan's int8 convolutions are wrong without packing.
+        self._has_plain = not self._step and not (worker.target.vulkan and holds_integers(*net))
+        self._least = least_rounding(*net, vulkan=worker.target.vulkan)
+        self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
+        self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
+        # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
+        caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
+        self._not_compared = {*caches, *(self.tail.names if self.tail else ())}
+
+    def runs(self, mode: str) -> Iterator[Run]:
+        """Yield the runs of the first mode again for every other mode; with 16 bits, then runs on inputs like data."""
+        self._worst, self._excused = None, (0.0, "")
+        self._runner = self._load(mode, exact=self.options.exact)
+        yield from self.done or self._first_runs()
+        is_drawn = self.options.feeds is None and self.options.wanted is None
+        if mode != "fp32" and is_drawn and self._decoder is None:
+            self.like_data = self.like_data or list(self._runs_like_data())
+            yield from self.like_data
+
+    def _first_runs(self) -> Iterator[Run]:
+        end = self._runs.start + EFFORTS[self.options.effort][0]
+        # Dynamic sizes add a run at other sizes.
+        least = DECODER_RUNS if self._decoder else _MIN_RUNS + bool(dynamic_sizes(self.model))
+        for run in self._runs.runs():
+            if self.options.wanted is None and len(self.done) >= least and time.monotonic() > end:
+                skipped = "less useful inputs were left out; --effort thorough runs them"
+                self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {skipped}")
+                break
+            self.done.append(run)
+            yield run
+
+    def _runs_like_data(self) -> Iterator[Run]:
+        """Yield runs on inputs like data, of a scale that suits the net, as far as both runtimes take them."""
+        first, way = self.done[0], self._worst[2] if self._worst else ()
+
+        def feeds_of(draw: Draw) -> dict[Blob, Feed]:
+            feeds = model_feeds(way, draw_inputs(self.model, first.sizes, draw=draw))
+            return {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
+
+        worker = self._worker if self._worker.target == LOCAL else None
+        try:
+            graph = read_net(*self._net, entry_points.layer_types()).graph
+            with open_like_data(graph, feeds_of, self.options.seed, worker=worker) as (draw, _):
+                pass
+            for number in range(_RUNS_LIKE_DATA):
+                yield self._runs.run(first.sizes, draw._replace(seed=draw.seed + number))
+        except (ParamError, BinError, GraphError, UsageError, RunError):
+            return  # ONNX Runtime may refuse other inputs, as in `drawn_runs`
+
+    def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
+        """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
+        tail = self.tail if mode == "fp32" else None
+        tokens = self._decoder.tokens if self._decoder and tail is None else None
+        comparison = self._comparison(run, mode, tail, tokens)
+        way, outputs = comparison.best()
+        is_excused = mode != "fp32" and self.options.wanted is None and run.draw is not None and run.draw.is_unusual
+        if is_excused and is_wrong(outputs):
+            outputs = self._excused_rows(outputs, comparison, run, mode)
+        error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
+        if self._worst is None or error > self._worst[0]:
+            self._worst = error, comparison, way
+        if mode == "fp32":
+            is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
+            needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in outputs)
+            if self._has_plain and not is_wrong(outputs) and (is_undecided or needs_plain):
+                _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+                by_kernels = {row.name: row for row in outputs if row.rule == "kernels"} if not is_wrong(plain) else {}
+                outputs = [by_kernels.get(row.name, row) for row in plain]
+            outputs = comparison.with_scores(way, outputs)
+        is_usual = run.draw is None or run.draw.plain
+        is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
+        if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
+            where = f"at {run}" if str(run) else "on these inputs"
+            raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
+        if is_wrong(outputs):
+            self._worst = math.inf, comparison, way
+        # Without right values at the cut, or right scores, the further rows were not judged.
+        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
+        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
+        missing = set(further) - {row.name for row in outputs}
+        rows = (OutputReport(name, None, "unproven") for name in further if name in missing)
+        return [*outputs, *(unproven(row, reason) for row in rows)]
+
+    def _excused_rows(
+        self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
+    ) -> Sequence[OutputReport]:
+        """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
+        explained = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
+        excused = {row.name: row for row, after in zip(rows, explained, strict=True) if after.cause == mode}
+        for name, row in excused.items():
+            error = math.inf if row.status == "nan" else row.max_rel or 0.0
+            if error > self._excused[0]:
+                self._excused = error, f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}"
+        return [unproven(row, row.message) if row.name in excused else row for row in rows]
+
+    def _in_fp32(self, comparison: OutputComparison) -> OutputComparison:
+        runner = self._load("fp32", exact=self.options.exact)
+        return replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
+
+    def _limit(self, mode: str) -> Tolerance | None:
+        """Return the tolerance of a mode of 16 bits, or the user's; None for the model's own in fp32."""
+        is_usual = mode == "fp32" and not self.options.is_user_tolerance
+        return None if is_usual else self.options.allowed(in_mode(mode, self._within))
+
+    def _comparison(self, run: Run, mode: str, tail: TailJudge | None, tokens: str | None) -> OutputComparison:
+        """Return the comparison of the net with a run of the model, and behind it of the `tail` or the next token."""
+        limit = self._limit(mode)
+        judge_tail = None
+        if tail is not None:
+            judge_tail = partial(tail.judge, run.feeds, run.reference)
+        elif tokens is not None:
+            where = f"{run} in {mode}"
+            judge_tail = partial(judge_token, tokens, run.reference, self.notes, where, (limit or DEFAULT).relative)
+        return OutputComparison(
+            self._runner,
+            run.feeds,
+            {name: array for name, array in run.reference.items() if name not in self._not_compared},
+            self.manifest,
+            self.rounding,
+            limit=limit,
+            least=self._least,
+            step=self._step if mode == "fp32" else 0.0,
+            judge_tail=judge_tail,
+        )
+
+    def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
+        timeout, worker = self.options.timeout, self._worker
+        return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
+
+    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
+        """Find the causes of errors, on inputs for which the net is wrong, or on the inputs with the largest error."""
+        if self._excused[1] and not is_wrong(rows):
+            self.notes.append(self._excused[1])
+        if self._worst is None:
+            return rows
+        _, comparison, way = self._worst
+        if self.options.explain:
+            announce("ONNX Runtime runs the model in float64")
+            rows, problem = _explained(rows, comparison, way, mode)
+            self.notes += [f"the errors that {mode} explains are unknown: {problem}"] if problem else []
+        if mode != "fp32" and is_wrong(rows):
+            rows = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
+        return rows
+
+
+def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
+    """Return the model's outputs to compute: without caches, and only up to the cut; none means all."""
+    return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
+
+
+def _explained(
+    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str
+) -> tuple[list[OutputReport], str]:
+    """Return the reports with the causes of their errors, and an error if the effect of 16 or 8 bits is unknown."""
+    net = comparison.runner.param, comparison.runner.bin
+    measured = comparison.rounding.measured(comparison.feeds, comparison.reference)
+    encoding, by_weights = weights_encoding(*net), comparison.weight_errors
+    by_bits: Mapping[str, float] = {}
+    kind = problem = ""
+    if mode != "fp32" or encoding is Encoding.INT8:
+        blobs = {row.name: row.blob for row in rows}
+        kind, (by_bits, problem) = mode, estimated(comparison.runner, comparison.feeds, way, blobs, mode)
+    if mode == "fp32" and encoding is Encoding.INT8:
+        kind, by_bits = "int8", {name: by_bits[name] + by_weights[name] for name in by_bits if name in by_weights}
+    elif mode == "fp32" and encoding is not None:
+        kind, by_bits = f"weights in {encoding.value}", by_weights
+
+    def explained(row: OutputReport) -> OutputReport:
+        if row.name not in comparison.reference:  # an output of the tail
+            return row
+        rounding, bits = measured.get(row.name), by_bits.get(row.name)
+        # A wide tolerance of the user does not explain an error.
+        is_lax = comparison.limit is not None and mode == "fp32" and (row.max_rel or 0.0) > DEFAULT.relative
+        ok = row.status in ("ok", "unproven") and not is_lax
+        cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
+        if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
+            cause = "rounding"  # within the model's rounding spread
+        finite_bits = bits if bits is None or math.isfinite(bits) else None
+        return replace(row, rounding=rounding, bits=finite_bits, cause=cause)
+
+    return [explained(row) for row in rows], problem
+
+
+def _with_mode_as_cause(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
+    """Return the reports; if an output is right in fp32 on the same inputs, the mode is the cause of its error."""
+    wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
+    by_mode = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
+    text = f"; the net is right in fp32, so the cause is {mode}"
+    return [replace(row, cause=mode, message=row.message + text) if row.name in by_mode else row for row in rows]
+
+
+def net_feeds(
+    model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
+) -> dict[str, Feed]:
+    """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
+    options = verification
+    compared = manifest.compared if manifest else ()
+    loaded = load_converted(model, manifest, shapes=options.shapes, values=options.values, outputs=compared)
+    feeds = any_feeds(model, loaded, manifest, feeds=options.feeds, seed=options.seed)
+    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _computed_outputs(manifest) or loaded.cut}
+    reference = OrtRunner(model, threads=None, timeout=options.timeout, **fixed).run_any(feeds)
+    rounding = Rounding(model, **fixed)
+    with NcnnWorker() as worker:
+        runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
+        step = quantised_step(loaded, weights_encoding(param, bin), is_int8=holds_integers(param, bin))
+        limit = options.allowed(DEFAULT) if options.is_user_tolerance else None
+        way, outputs = OutputComparison(runner, feeds, reference, manifest, rounding, limit, step=step).best()
+    check_outputs(outputs, "from ONNX Runtime's in fp32 already; masks cannot change that")
+    return model_feeds(way, feeds)
+
+
+def _notes(
+    judge: _ModelJudge, rows: Sequence[OutputReport], net: tuple[Path, Path], *, is_vulkan: bool
+) -> Iterator[str]:
+    """Yield notes on the verification of a net."""
+    options, model, runs = judge.options, judge.model, judge.done
+    is_drawn = options.feeds is None
+    yield from model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
+    if is_drawn and is_wrong(rows) and weights_encoding(*net) is Encoding.INT8:
+        yield "the scales of int8 layers come from calibration data: verify with such data, by --inputs"
+    if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and has_inexact_gelu(*net):
+        yield "GELU on Vulkan is off by up to 5e-4 (docs/devices.md): with 31=16 in its line it is exact"
+    yield from judge.notes
+    if is_drawn and options.wanted is None and (small := small_runs(model, judge.manifest, runs)):
+        yield small

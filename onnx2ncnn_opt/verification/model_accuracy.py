@@ -1,0 +1,277 @@
+"""The effect of rounding errors on a model's results.
+
+Two right implementations add up sums in different orders. Their numbers differ in the last bits, and zeros in the sign.
+The last bit may decide the result if a model compares numbers, rounds to integers, searches the largest, or subtracts
+equal numbers. A wider tolerance would hide faults there. So ONNX Runtime runs the model with inserted errors.
+
+The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the errors from
+weights in 16 bits.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+from onnx.shape_inference import InferenceError
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
+from onnx2ncnn_opt.progress import counted
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
+from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verdict.deciding import scores
+from onnx2ncnn_opt.verdict.errors import (
+    DEFAULT,
+    INFINITE,
+    Tolerance,
+    compare,
+    parts,
+    with_rounding,
+)
+from onnx2ncnn_opt.verdict.float64_model import InDouble
+from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
+from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING
+from onnx2ncnn_opt.verification.inner_values import model_values
+
+_SAFETY = 2.0
+_TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as float32
+_MANY_WEIGHTS = 2**25
+
+_INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
+# ONNX defines what these make of NaN, so models use them as guards.
+_NAN_RULES = frozenset(("Gather", "GatherElements", "GatherND", "IsNaN", "Shape", "Size", "Slice", "Split", "Where"))
+_NO_SLICES = Tolerance(slices=False)
+# The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
+# steps add to the loss: one-sided numbers lose up to one of the 8 bits, 6 dB.
+LOSS = 1.0
+
+
+def quantised_step(model: LoadedModel, weights: Encoding | None, *, is_int8: bool) -> float:
+    """Return the error that the model's own quantisation explains in a net with such weights; 0 without quantisation.
+
+    It is a step of the coarsest quantisation, because the last bit of a sum decides whether a number halfway between
+    two steps is rounded up or down. Nets without quantisation at run time, or with weights of 16 bits, have other steps
+    everywhere (`tolerance_within`); int8 layers have no -128, and scales of their own.
+    """
+    if not (bits := _quantised_bits(model)):
+        return 0.0
+    is_at_run_time = any(node.op_type.startswith("DynamicQuantize") for node in model.graph)
+    if is_int8 or weights is not None or is_at_run_time:
+        return (2.0 if is_int8 else 1.0) * tolerance_within(model).relative
+    return max(DEFAULT.relative, *(1.0 / (2.0**count - 1.0) for count in bits))
+
+
+def tolerance_within(model: LoadedModel) -> Tolerance:
+    """Return the tolerance for inner blobs, and for nets of 8 or 16 bits, where numbers fall into other steps.
+
+    Example: ONNX Runtime's plain and optimised forms of a quantised U-Net differ by 3.6e-2, as much as ncnn's net
+    differs from each.
+    """
+    bits = _quantised_bits(model)
+    return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
+
+
+def _quantised_bits(model: LoadedModel) -> list[int]:
+    """Return the bits of each quantising node of the model: 8, unless a zero point has another type."""
+    bits = []
+    for node in model.graph:
+        level = node.attributes.get_int("accuracy_level", INT8_ACCURACY)
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises and level == INT8_ACCURACY:
+            zero = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+            bits.append(zero.dtype.bitwidth if zero and zero.dtype else 8)
+    return bits
+
+
+class Rounding:
+    """The rounding errors of a model, computed on first use; the arguments are the same as for `OrtRunner`."""
+
+    def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
+        self._model, self._outputs, self._values = model, outputs, values
+        self._runner: OrtRunner | None = None
+        self._double: OrtRunner | None = None
+        self._is_large = False  # the float64 model frees its memory between runs
+        self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
+        self.problem = ""  # the error of `exact`, if any
+        self.unmoved = ""  # the error of `spread`, if any
+
+    def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs in float64; if that fails, return none, and set `problem`."""
+        if self._exact is None or self._exact[0] is not feeds:
+            try:
+                if self._double is None:
+                    double = InDouble(self._model, tuple(self._outputs))
+                    self._double, self._is_large = self._rewritten(double.data), double.weights > _MANY_WEIGHTS
+                outputs = self._double.run_any(feeds)
+                if self._is_large:
+                    self._double.close()
+            except (RunError, EncodeError, InferenceError) as error:
+                outputs, self.problem = {}, str(error)
+            self._exact = feeds, outputs
+        return self._exact[1]
+
+    def without_quantisation(
+        self, name: str, feeds: Mapping[str, Array], *, is_int8: bool
+    ) -> tuple[Array, float] | None:
+        """Return an output of the model without quantisation, and how many times the model's noise a net may have.
+
+        Outputs have few numbers, so the noise may be larger by chance (LOSS). The steps of int8 layers are coarser.
+        """
+        if self._floats is None:
+            return None
+        runner, coarser = self._floats
+        try:
+            floats = runner.run_any(feeds)[name]
+        except RunError:
+            return None
+        return floats, (coarser**2 if is_int8 else 1.0) * 10 ** (LOSS / 10)
+
+    @cached_property
+    def _floats(self) -> tuple[OrtRunner, float] | None:
+        """The model without quantisation, and the factor between the steps of int8 layers and the model's."""
+        loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
+        try:
+            data = float_model(loaded.graph)
+            fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
+            coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))
+            return None if data is None else (OrtRunner(data, **fixed), coarser)
+        except (RunError, EncodeError):
+            return None
+
+    def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
+        """Return the error of the reference against float64, relative to an output's largest value, where known."""
+        return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
+
+    @cached_property
+    def scores(self) -> Mapping[str, Collection[str]]:
+        """The floats that decide each integer output, see `scores`; empty if ONNX cannot infer the types."""
+        try:
+            return scores(read_model(self._model, self._outputs))
+        except (EncodeError, InferenceError):
+            return {}
+
+    @cached_property
+    def on_scores(self) -> OrtRunner:
+        """The model cut at the scores of integer outputs; RunError if ONNX Runtime refuses it."""
+        return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
+
+    @cached_property
+    def of_scores(self) -> "Rounding":
+        """The rounding errors of `on_scores`."""
+        return Rounding(self._model, self._scores, self._values)
+
+    @property
+    def _scores(self) -> Sequence[str]:
+        return sorted(set().union(*self.scores.values()))
+
+    def stored(
+        self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
+    ) -> dict[str, float]:
+        """Return the errors of outputs if the model's weights are rounded to an encoding, in units of `measured`."""
+        try:
+            with temporary_folder() as folder:
+                model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
+                with closing(self._rewritten(model, Path(folder))) as runner:
+                    results = runner.run_any(feeds)
+        except (RunError, EncodeError):
+            return {}
+        return {name: _relative(array, reference[name]) for name, array in results.items()}
+
+    def hidden_nan(self, feeds: Mapping[str, Array]) -> str:
+        """Return the first node that makes NaN, if a later one, such as ArgMax, makes numbers of it; else ""."""
+        try:
+            values = model_values(self._model, feeds, self._values, _TIMEOUT)
+        except RunError:
+            return ""
+        nan = {name for name, array in values.items() if array.dtype.kind == "f" and np.isnan(array).any()}
+        nodes = read_model(self._model).graph.node
+        ends = [(node, not nan.isdisjoint(node.input), not nan.isdisjoint(node.output)) for node in nodes]
+        makers = [f"{node.op_type} '{node.name}'" for node, takes, makes in ends if makes and not takes]
+        is_hidden = any(takes and not makes and node.op_type not in _NAN_RULES for node, takes, makes in ends)
+        return makers[0] if makers and is_hidden else ""
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of external weights."""
+        return self._model.absolute().parent if isinstance(self._model, Path) else None
+
+    @cached_property
+    def _op_types(self) -> frozenset[str]:
+        """The types of the model's operators."""
+        return frozenset(node.op_type for node in read_model(self._model).graph.node)
+
+    def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
+        """Load a rewritten model; its external weights are in `folder`, or in the model's own."""
+        options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _TIMEOUT, "once": True}
+        plain = not any(map(_INTEGER_OPS.search, self._op_types))  # such as QLinearConv and DynamicQuantizeMatMul
+        return OrtRunner(model, folder=folder or self._folder, plain=plain, **options)
+
+    def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the effect of errors on each element of the reference; infinite if it becomes infinite or NaN.
+
+        The effect is at least the distance from float64, if that is finite. It is infinite for elements that errors
+        decide: integers that change, and floats that move by more than `MOST_ROUNDING` of the largest element. If ONNX
+        Runtime refuses the model with errors, the effect is 0, and `unmoved` gives the reason.
+        """
+        distances = {name: _Distances(array) for name, array in reference.items()}
+        try:
+            if self._runner is None:
+                self._runner = self._rewritten(with_errors(self._model, self._outputs))
+            unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
+            for own, shared in counted(ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
+                errors = {OWN: np.array(own, np.float32), SHARED: np.array(shared, np.float32)}
+                for name, array in self._runner.run_any({**(unsigned if own else feeds), **errors}).items():
+                    distances[name].add(_distance(array, reference[name]))
+        except (RunError, EncodeError, InferenceError) as error:
+            self.unmoved = str(error)
+            distances = {name: _Distances(array) for name, array in reference.items()}
+        for name, array in self.exact(feeds).items():
+            distance = _distance(array, reference[name])
+            distances[name].add(np.where(np.isfinite(distance), distance, 0.0))
+        return {name: output.spread for name, output in distances.items()}
+
+
+class _Distances:
+    """The largest distances of an output's elements from the reference, over several runs."""
+
+    def __init__(self, reference: Array) -> None:
+        finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
+        self._scale = float(finite.max(initial=0.0))
+        self._largest = np.zeros(reference.shape)
+
+    def add(self, distance: Array) -> None:
+        """Add a run."""
+        self._largest = np.maximum(self._largest, distance)
+
+    @property
+    def spread(self) -> Array:
+        """The allowed error of each element."""
+        return np.where(self._largest > MOST_ROUNDING * self._scale, np.inf, _SAFETY * self._largest)
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """Return the distance of numbers; infinite if one is infinite or NaN and the other is different."""
+    if a.shape != b.shape:
+        return np.full(b.shape, np.inf)
+    distance = np.empty(b.shape)
+    for part in parts(b.shape):
+        x, y = a[part].astype(np.float64), b[part].astype(np.float64)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = (np.abs(x) < INFINITE) & (np.abs(y) < INFINITE)
+        difference = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0))
+        distance[part] = np.where(same, 0.0, np.where(finite, difference, np.inf))
+    return distance
+
+
+def _relative(a: Array, b: Array) -> float:
+    """Return the largest distance of finite numbers, relative to the largest of `b`."""
+    return (compare(a, b, _NO_SLICES).max_rel or 0.0) if a.shape == b.shape else 0.0

@@ -1,0 +1,326 @@
+"""Inputs of a model and ONNX Runtime's results: the user's inputs, or drawn ones at sizes that the model accepts."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import CrashError, RefusalError, RunError, UsageError
+from onnx2ncnn_opt.inputs import draws
+from onnx2ncnn_opt.inputs.draws import Draw, Wanted, draw_inputs, dynamic_sizes
+from onnx2ncnn_opt.inputs.given import Feeds, given_inputs
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
+from onnx2ncnn_opt.onnx.read.given import GivenShapes, parsed_size
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.files import bin_beside, read_graph
+from onnx2ncnn_opt.param.param_bin import is_param_bin
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import too_small
+
+_MAX_SIZES = 2  # at which each dynamic dimension runs
+# Input ranges, and seeds for each, for outputs without finite numbers so far, e.g. if inputs are frequencies.
+_RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
+# Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
+_SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_COSTLY = 2**32  # multiply-adds of a run, a tenth of a second: sizes with more are tried after others
+_LARGE_INPUT = 2**22  # elements; larger ones are not tried after smaller ones were refused
+_MAX_CASES, _LONGEST = 8, 2**10  # sets of sizes, and the longest of a dimension, to run in all cases of the net
+_EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
+_SHORTEST = 8  # elements; real images, sentences and sounds are longer
+
+
+@dataclass(frozen=True)
+class Run:
+    """The inputs of a model at some dynamic sizes, and its results; `label` describes the run."""
+
+    sizes: Mapping[str, int]
+    draw: Draw | None
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+    label: str = ""
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return ", ".join(filter(None, (sizes, str(self.draw or ""), self.label)))
+
+
+def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
+    """Return the manifest NET.json of NET.param or NET.param.bin, and a note if the file exists but is not used.
+
+    A manifest must have the model's hash, and the net must have its blobs: another converter may have replaced the net,
+    or the model was exported again.
+    """
+    path = bin_beside(param).with_suffix(".json")
+    if path == param or not path.is_file() or not model.is_file():
+        return None, ""
+    try:
+        manifest = read_manifest(path)
+    except UsageError as error:
+        return None, f"not used: {error}"
+    if manifest.source.sha256 != file_hash(model):
+        return None, f"{path} is not used: it was written for another model"
+    data = param.read_bytes()
+    words = set(data.decode(errors="replace").split())  # no parser, because the net may be broken
+    if is_param_bin(data):
+        words = {blob.name for layer in read_graph(param) for blob in layer.outputs}
+    missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
+    if missing:
+        return None, f"{path} is not used: {param} has no blob '{missing[0]}'"
+    return manifest, ""
+
+
+def load_converted(
+    model: Path | bytes,
+    manifest: Manifest | None,
+    *,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+) -> LoadedModel:
+    """Load a model like `load_model`; sizes, values and the cut default to the manifest's."""
+    if manifest is None:
+        return load_model(model, shapes=shapes, values=values, outputs=outputs)
+    bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
+    inputs = manifest.model_inputs if set(outputs) - set(manifest.cut) else manifest.inputs
+    converted = {entry.name: entry.shape for entry in inputs if not entry.length} | dict(shapes or {})
+    load = partial(load_model, model, shapes=converted, values=bound)
+    try:
+        loaded = load(outputs=outputs or manifest.cut)
+        inner = _inner_outputs(manifest, loaded)
+        return load(outputs=inner) if inner and not outputs else loaded
+    except UsageError as error:
+        if shapes or values:
+            raise
+        raise UsageError(f"the manifest belongs to another model: {error}") from None
+
+
+def _inner_outputs(manifest: Manifest, model: LoadedModel) -> tuple[str, ...]:
+    """Return the net's outputs if it was converted up to inner values of the model (`--outputs`), else none."""
+    names = tuple(entry.name for entry in manifest.outputs)
+    if manifest.tail or manifest.caches or {info.name for info in model.outputs}.issuperset(names):
+        return ()
+    values = {value.name for node in model.graph for value in node.outputs}
+    return names if values.issuperset(names) else ()
+
+
+def any_feeds(
+    model: Path | bytes,
+    loaded: LoadedModel,
+    manifest: Manifest | None,
+    *,
+    outputs: Sequence[str] = (),
+    feeds: Feeds | None = None,
+    seed: int = 0,
+) -> Mapping[str, Array]:
+    """Return inputs of a converted model: the user's, or the first that `verify_net` draws."""
+    if feeds is not None:
+        return given_inputs(feeds, loaded, manifest)
+    draw = Draw(seed, plain=True)
+    return draw_inputs(loaded, first_sizes(model, loaded, manifest, draw, outputs=outputs), draw=draw)
+
+
+def first_sizes(
+    model: Path | bytes, loaded: LoadedModel, manifest: Manifest | None, draw: Draw, *, outputs: Sequence[str] = ()
+) -> Mapping[str, int]:
+    """Return the first choice of dynamic sizes that the model accepts for a draw."""
+    if not dynamic_sizes(loaded):
+        return {}
+    runner = OrtRunner(model, outputs=outputs or loaded.cut, values=loaded.values, threads=None)
+    return _settings(loaded, runner, manifest, draw)[0].sizes
+
+
+def wanted_runs(
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
+) -> Iterator[Run]:
+    """Yield a run for each wanted draw at each wanted set of sizes, or at the sizes of `drawn_runs`."""
+    names = list(dynamic_sizes(model))
+    for sizes in wanted.sizes:
+        if set(sizes) != set(names):
+            raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
+    settings = wanted.sizes or [run.sizes for run in _settings(model, runner, manifest, Draw(seed, plain=True))]
+    for sizes, draw in product(settings, wanted.draws(seed)):
+        feeds = draw_inputs(model, sizes, draw=draw)
+        if small := too_small(manifest, feeds):
+            raise UsageError(small)
+        announce(f"ONNX Runtime runs the model, {draw}")
+        yield Run(sizes, draw, feeds, runner.run(feeds))
+
+
+def drawn_runs(
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, notes: list[str]
+) -> Iterator[Run]:
+    """Yield runs at two values of every dynamic size, or at one if ONNX Runtime accepts no second value.
+
+    A small model also runs in the other cases of the manifest; `notes` get those sizes that the net does not take.
+    If ONNX Runtime rejects independent sizes, one size becomes the sum of two others. Raise its error if it rejects
+    these too. Later inputs that it rejects are left out: for example detectors may fail without detections. So are
+    inputs with NaN alone in an output that had numbers before: for example a graph without edges has no softmax.
+    """
+    announce("ONNX Runtime runs the model")
+    settings = _settings(model, runner, manifest, draws.draws(seed, is_small=False)[0])
+    entries = draws.tables(model)
+    swept: Counter[str] = Counter()
+    proven: set[str] = set()
+
+    def count(run: Run) -> Run:
+        swept.update({name: run.feeds[name].size for name in entries})
+        proven.update(_with_numbers(run.reference))
+        return run
+
+    def drawn(sizes: Mapping[str, int], draw: Draw) -> Iterator[Run]:
+        announce(f"ONNX Runtime runs the model, {draw}")
+        try:
+            feeds = draw_inputs(model, sizes, draw=draw, swept=swept)
+            reference = runner.run(feeds)
+        except CrashError:
+            raise
+        except (RunError, UsageError):
+            return
+        if too_small(manifest, feeds):
+            notes.append(f"not tried: {Run(sizes, None, {}, {})}, which the model takes, and the net does not")
+        elif not any(np.isnan(reference[name]).all() for name in proven if reference[name].size):
+            yield Run(sizes, draw, feeds, reference)
+
+    yield count(settings[0])
+    initializers = [value.const_value for value in model.graph.initializers.values()]
+    weights = sum(tensor.size for tensor in initializers if tensor is not None)
+    numbers = sum(array.size for array in settings[0].feeds.values())
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
+    first, *further = draws.draws(seed, is_small=is_small, is_tiny=draws.is_tiny(weights, numbers, len(model.graph)))
+    usual = [run.sizes for run in settings]
+    for sizes in (*usual[1:], *_other_cases(manifest, usual)) if is_small else ():
+        yield from map(count, drawn(sizes, first))
+    for number, draw in enumerate(further):
+        yield from map(count, drawn(usual[(number + 1) % len(usual)], draw))
+    for draw in draws.sweeps(seed, entries, swept) if is_small else ():
+        yield from map(count, drawn(usual[0], draw))
+    for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_PER_RANGE)):
+        if len(proven) == len(settings[0].reference):
+            return
+        yield from (count(run) for run in drawn(usual[0], draw) if _with_numbers(run.reference) - proven)
+
+
+def _other_cases(manifest: Manifest | None, usual: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Return sizes near the first ones, at which one of the manifest's `cases` is above 0, or not, as at no `usual`."""
+    tried, first = list(usual), usual[0]
+
+    def is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
+        size = parsed_size(text, sizes)
+        return isinstance(size, int) and (size > 0) == is_above
+
+    for text, is_above in product(manifest.cases if manifest else (), (False, True)):
+        if len(tried) < _MAX_CASES and not any(map(partial(is_case, text, is_above), tried)):
+            steps = product((name for name in first if name in text), range(_LONGEST), (-1, 1))
+            near = ({**first, name: first[name] + sign * step} for name, step, sign in steps)
+            positive = (sizes for sizes in near if min(sizes.values()) > 0)
+            tried += islice(filter(partial(is_case, text, is_above), positive), 1)
+    return [sizes for sizes in tried[len(usual) :] if _cost(manifest, sizes) <= _cost(manifest, first)]
+
+
+def _quality(reference: Mapping[str, Array]) -> int:
+    """Return the value of outputs as a test: none if one is empty, little if one has NaN or all are 0.
+
+    Example: a few samples of a sound may give no feature.
+    """
+    outputs = reference.values()
+    if not all(array.size for array in outputs):
+        return _EMPTY
+    has_nan = any(np.isnan(array).any() for array in outputs)
+    has_numbers = any((np.isfinite(array) & (array != 0)).any() for array in outputs)
+    return _INFORMATIVE if has_numbers and not has_nan else _UNINFORMATIVE
+
+
+def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
+    """Return the names of outputs with a finite number or without elements."""
+    return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
+
+
+def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
+    """Return a run for each set of dynamic sizes that ONNX Runtime accepts, see `drawn_runs`."""
+    axes = _batch_axes(manifest)
+    batches = {str(dim) for info in model.inputs for axis, dim in enumerate(info.shape) if axis == axes.get(info.name)}
+    names = list(dynamic_sizes(model))
+    most = _MAX_SIZES if names and manifest is not None else 1
+    problem: RunError | None = None
+    small = ""
+    for total in draws.totals(names):
+        by_quality: list[list[Run]] = [[], [], []]
+        for sizes in _choices(model, manifest, batches, total):
+            has_run = problem is not None or any(by_quality)
+            try:
+                feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if has_run else draws.LARGEST_INPUT)
+            except UsageError:
+                if not has_run:
+                    raise
+                continue  # too large, and smaller ones were refused or prove nothing
+            if below := too_small(manifest, feeds):
+                small = below
+                continue
+            try:
+                reference = runner.run(feeds)
+            except CrashError:  # or a timeout: other sizes would not help
+                raise
+            except RunError as error:
+                problem = problem or error
+                if total is not None and not any(by_quality):
+                    break  # try the next sum
+                continue
+            run = Run(sizes, draw, feeds, reference)
+            quality = _quality(reference)
+            by_quality[quality].append(run)
+            is_large = sum(array.size for array in feeds.values()) > _SMALL_INPUTS
+            if len(by_quality[_INFORMATIVE]) == most or (quality != _INFORMATIVE and is_large):
+                break
+        if any(by_quality):
+            return [*by_quality[_INFORMATIVE], *by_quality[_UNINFORMATIVE]][:most] or by_quality[_EMPTY][:1]
+    if problem is None:
+        raise UsageError(small)
+    hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
+    advice = f"; the inputs were random; --inputs gives others{hint}"
+    refused = RefusalError(f"{problem}{advice}")
+    refused.advice = advice
+    raise refused
+
+
+def _choices(
+    model: LoadedModel, manifest: Manifest | None, batches: Collection[str], total: draws.Total | None
+) -> list[dict[str, int]]:
+    """Return values for all dynamic sizes, in the order to try them; costly ones follow the other usual ones."""
+    least, cost = Counter(manifest.minimum if manifest else {}), partial(_cost, manifest)
+    choices = [dynamic_sizes(model, lengths, batches, total) for lengths in draws.LENGTHS]
+    above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
+    return [*sorted(above[: draws.USUAL], key=cost), *above[draws.USUAL :]] if choices[0] else choices[:1]
+
+
+def _cost(manifest: Manifest | None, sizes: Mapping[str, int]) -> int:
+    """Return the multiply-adds of a run, if there are many."""
+    count = parsed_size(manifest.macs, sizes) if manifest else None
+    return max(count, _COSTLY) if isinstance(count, int) else _COSTLY
+
+
+def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:
+    """Return a note about inputs that ran at tiny sizes only, because the model accepts no others."""
+    batches = _batch_axes(manifest)
+    small = [
+        info.name
+        for info in model.inputs
+        for axis, dim in enumerate(info.shape)
+        if axis and axis != batches.get(info.name) and isinstance(dim, Sym)
+        if max(run.feeds[info.name].shape[axis] for run in runs) < _SHORTEST
+    ]
+    if not small:
+        return ""
+    names = ", ".join(dict.fromkeys(small))
+    return f"{names} ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"
+
+
+def _batch_axes(manifest: Manifest | None) -> dict[str, int | None]:
+    return {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}

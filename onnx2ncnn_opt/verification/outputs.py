@@ -1,0 +1,265 @@
+"""Comparison of a net's outputs with its model's: pairing, and the allowed error of each output."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance
+from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
+from onnx2ncnn_opt.verification.error_causes import holds_integers, weights_encoding
+from onnx2ncnn_opt.verification.inner_values import in_axes_of
+from onnx2ncnn_opt.verification.model_accuracy import Rounding
+from onnx2ncnn_opt.verification.report import failed, is_wrong, missing
+
+_NUMBERED = re.compile(r"(?:in|out)(\d+)")
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """A net and its reference."""
+
+    runner: NcnnRunner
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+    manifest: Manifest | None
+    rounding: Rounding
+    limit: Tolerance | None = None  # of 16 bits, or of the user
+    least: float = LEAST_ROUNDING  # smaller errors need no run in float64
+    step: float = 0.0  # the error that the model's quantisation explains
+    judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
+    is_plain: bool = False  # the runner uses ncnn's plain kernels, which make rounding errors only
+
+    @property
+    def is_strict(self) -> bool:
+        """True if the limit leaves no room for rounding."""
+        return self.limit is not None and self.limit.relative < DEFAULT.relative
+
+    @cached_property
+    def spread(self) -> Mapping[str, Array]:
+        """The effect of rounding errors on each element of the reference; computed only if a net differs."""
+        return self.rounding.spread(self.feeds, self.reference)
+
+    @cached_property
+    def weight_errors(self) -> Mapping[str, float]:
+        """The errors of the model's outputs if its weights are rounded like the net's."""
+        encoding = weights_encoding(self.runner.param, self.runner.bin)
+        return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
+
+    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
+        """Feed the net in all likely ways; return the best way, and its reports."""
+        try:
+            ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
+        except RunError as error:
+            return (), failed(self.reference, error)
+        best: tuple[Sequence[Slot], Sequence[OutputReport]] = (), []
+        for way in ways:
+            try:
+                outputs: Sequence[OutputReport] = self.attempt(way, blobs)
+            except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
+                outputs = failed(self.reference, error)
+            if not best[1] or _severity(outputs) < _severity(best[1]):
+                best = way, outputs
+            if all(output.status == "ok" for output in best[1]):
+                break
+        return best
+
+    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
+        """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
+        arrays = model_feeds(way, self.feeds)
+        if self.manifest is not None:
+            slots = manifest_slots("output", list(self.reference), self.manifest.read)
+            results = self.runner.extract(arrays, [slot.fetch for slot in slots])
+            reports = [self.judge(slot, results[slot.blob]) for slot in slots]
+            if self.judge_tail is None or is_wrong(reports):
+                return reports
+            return reports + self.judge_tail(self._values(slots, results))
+        # An output of the model may be a blob inside the net. Inner blobs are extracted first, because ncnn frees them
+        # after their consumers.
+        inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
+        results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
+        extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+        pairs = pair(list(self.reference), extracted, lambda name, blob: _alike(results[blob], self.reference[name]))
+        missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
+        by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
+        for name, blob in pairs.items():
+            by_name[name] = self.judge(Slot(name, blob, 0), results[blob])
+        return list(by_name.values())
+
+    def with_scores(self, way: Sequence[Slot], outputs: Sequence[OutputReport]) -> Sequence[OutputReport]:
+        """Mark integer outputs as wrong if the floats that decide them are wrong, and the net has blobs for the floats.
+
+        For example wrong scores may leave the index of the largest unchanged on these inputs.
+        """
+        if is_wrong(outputs) or not any(map(_is_whole, self.reference.values())):
+            return outputs
+        scores = self.rounding.scores
+        if not scores.keys() & self.reference.keys():
+            return outputs
+        try:
+            values = self.rounding.on_scores.run_any(self.feeds)
+        except RunError:
+            return outputs
+        # Other converters number their blobs, so a name such as "12" is another value.
+        fetches = [Fetch(name, 0) for name in values if self.manifest or not name.isdigit()]
+        results = self.runner.extract(model_feeds(way, self.feeds), fetches)
+        inner, wrong = replace(self, reference=values, manifest=None, rounding=self.rounding.of_scores), {}
+        for name, result in results.items():
+            if not isinstance(result, Failure) and result.size == values[name].size:
+                report = inner.judge(Slot(name, name, 0), in_axes_of(values[name], result))
+                if is_wrong([report]):
+                    wrong[name] = f"'{name}', which decides it, is {report.message}"
+        return [
+            replace(row, status="mismatch", message=wrong[min(names)]) if names else row
+            for row in outputs
+            for names in [scores.get(row.name, set()) & wrong.keys()]
+        ]
+
+    def _values(self, slots: Sequence[Slot], results: Mapping[str, Array | Failure]) -> dict[str, Array]:
+        """Return right results in the model's types, with the model's NaN, which is not compared."""
+        values = {}
+        for slot in slots:
+            result, reference = results[slot.blob], self.reference[slot.name]
+            array = None if isinstance(result, Failure) else slot.restored(result, reference.shape)
+            assert array is not None
+            array = np.where(np.isnan(reference), reference, array)
+            values[slot.name] = (np.rint(array) if reference.dtype.kind in "iu" else array).astype(reference.dtype)
+        return values
+
+    def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
+        """Return the report of one output."""
+        reference = self.reference[slot.name]
+        if isinstance(result, Failure):
+            return missing(slot.name, slot.blob, result)
+        if self.manifest is not None:
+            array = slot.restored(result, reference.shape)
+        else:
+            array = result.reshape(reference.shape) if _alike(result, reference) else None
+        if array is None:
+            message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
+            return OutputReport(slot.name, slot.blob, "shape", message)
+        # The manifest states the element type, so `compare` must not try another.
+        result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
+        facts = _Facts(self, slot.name)
+        case = Case(result, reference, facts, self.limit, is_strict=self.is_strict, is_plain=self.is_plain)
+        return judge(case).report(slot.name, slot.blob)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The facts about one output of a comparison, for `rules`."""
+
+    comparison: OutputComparison
+    name: str
+
+    @property
+    def least(self) -> float:
+        return self.comparison.least
+
+    @property
+    def step(self) -> float:
+        return self.comparison.step
+
+    @property
+    def exact(self) -> Array | None:
+        return self.comparison.rounding.exact(self.comparison.feeds).get(self.name)
+
+    @property
+    def spread(self) -> Array:
+        return self.comparison.spread[self.name]
+
+    @property
+    def weights(self) -> float:
+        return self.comparison.weight_errors.get(self.name, 0.0)
+
+    @property
+    def floats(self) -> tuple[Array, float] | None:
+        this = self.comparison
+        is_int8 = holds_integers(this.runner.param, this.runner.bin)
+        return this.rounding.without_quantisation(self.name, this.feeds, is_int8=is_int8)
+
+
+def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
+    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if names differ."""
+    slots = {entry.name: Slot.of(entry) for entry in entries}
+    if set(slots) != set(names):
+        raise UsageError(
+            f"the manifest belongs to another model: its {kind}s are {', '.join(slots) or 'none'}, "
+            f"those of the model {', '.join(names) or 'none'}"
+        )
+    return [slots[name] for name in names]
+
+
+def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
+    """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
+
+    With a manifest there is one way; empty caches stay unset. Without a manifest, `pair` finds the blobs, and there are
+    three ways for the batch axis: most nets drop a batch of 1, a few keep it, and new nets have it as the Mat's batch.
+
+    Raises UsageError if the manifest is another model's. Raises VerificationError if an input blob would get no array;
+    ncnn crashes then.
+    """
+    if manifest is not None:
+        others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}
+        counted = [entry.name for entry in manifest.inputs if entry.length]
+        slots = manifest_slots("input", [*(name for name in feeds if name not in others), *counted], manifest.inputs)
+        unset = [blob for blob, _ in manifest.caches]
+        fed = [slot for slot in slots if slot.blob in blobs and (slot.blob not in unset or feeds[slot.name].size)]
+        ways = [fed]
+    else:
+        pairs = pair(list(feeds), blobs, lambda name, blob: True)
+        rules: tuple[Callable[[Array], bool], ...] = (
+            lambda array: array.ndim > 4 or (array.ndim > 1 and array.shape[0] == 1),
+            lambda array: array.ndim > 4,
+            lambda array: array.ndim > 1,
+        )
+        ways = [
+            [Slot(name, blob, 0 if is_batched(feeds[name]) else None) for name, blob in pairs.items()]
+            for is_batched in rules
+        ]
+        ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
+        unset = []
+    check_fed([*unset, *(slot.blob for slot in ways[0])], blobs, list(feeds))
+    return ways
+
+
+def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
+    """Return a blob for each name, as long as blobs are left, e.g. {"image": "in0", "mask": "in1"}.
+
+    1. Equal names are a pair.
+    2. Other names are paired by number if the blobs are in0, in1, ... or out0, out1, ... .
+    3. Else they are paired in order, unless that does not fit and there is exactly one other way that fits.
+    """
+    pairs = {name: name for name in names if name in blobs}
+    left, free = [name for name in names if name not in pairs], [blob for blob in blobs if blob not in pairs]
+    numbers = {int(match[1]): blob for blob in free if (match := _NUMBERED.fullmatch(blob))}
+    if len(numbers) == len(free):
+        return pairs | {name: numbers[i] for i, name in enumerate(names) if name in left and i in numbers}
+    in_order = dict(zip(left, free, strict=False))
+    choices = {name: [blob for blob in free if fits(name, blob)] for name in left}
+    unique = {name: fitting[0] for name, fitting in choices.items() if len(fitting) == 1}
+    if not all(fits(*names) for names in in_order.items()) and len(set(unique.values())) == len(left):
+        return pairs | unique
+    return pairs | in_order
+
+
+def _is_whole(array: Array) -> bool:
+    return array.size > 0 and (array.dtype.kind in "biu" or bool((array == np.rint(array)).all()))
+
+
+def _alike(result: Array | Failure, reference: Array) -> bool:
+    return not isinstance(result, Failure) and alike(result.shape, reference.shape)
+
+
+def _severity(outputs: Sequence[OutputReport]) -> list[int]:
+    """Return the severities of all outputs, worst first, to compare two attempts."""
+    return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

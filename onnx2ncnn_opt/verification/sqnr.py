@@ -1,0 +1,134 @@
+"""The agreement of a net with a reference over many samples: signal-to-noise ratio and equal argmax."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.runtime.base import Array, Failure
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.slots import Slot
+from onnx2ncnn_opt.verification.model_accuracy import Rounding
+from onnx2ncnn_opt.verification.outputs import OutputComparison, input_slots
+
+_CONFIDENCE = 20  # one of 20 bounds may be wrong
+_QUANTILE = 1.645  # standard errors; 95 % of normal errors are below
+
+
+@dataclass
+class Agreement:
+    """The powers of noise and reference by output; the number of rows of classes, and of rows with the same argmax."""
+
+    noises: dict[str, float] = field(default_factory=dict)
+    powers: dict[str, float] = field(default_factory=dict)
+    products: dict[str, Array] = field(default_factory=dict)  # 2x2 moments of the two, summed over samples
+    samples: int = 0
+    rows: int = 0
+    same: int = 0
+
+    def add(self, expected: Mapping[str, Array], outputs: Mapping[str, Any]) -> None:
+        """Add a sample. A missing output, or one not finite where the reference is finite, has infinite noise."""
+        for name, array in expected.items():
+            a, actual = array.astype(np.float64), outputs.get(name)
+            difference = np.where(np.isfinite(a), a - (math.nan if actual is None else actual), 0.0)
+            noise = float((difference**2).sum()) if np.isfinite(difference).all() else math.inf
+            self.noises[name] = self.noises.get(name, 0.0) + noise
+            power = float((np.where(np.isfinite(a), a, 0.0) ** 2).sum())
+            self.powers[name] = self.powers.get(name, 0.0) + power
+            pair = np.array([noise, power])
+            self.products[name] = self.products.get(name, 0.0) + pair[:, None] * pair
+        self.samples += 1
+        name = max(expected, key=lambda name: expected[name].shape[-1] if expected[name].ndim else 0)
+        if expected[name].ndim and expected[name].shape[-1] > 1:
+            largest, actual = expected[name].argmax(-1), outputs.get(name)
+            self.rows += largest.size
+            self.same += 0 if actual is None else int((largest == actual.argmax(-1)).sum())
+
+    @property
+    def noise(self) -> float:
+        """The noise power of the worst output, relative to its power."""
+        return max(
+            noise / self.powers[name] if self.powers[name] else math.inf if noise else 0.0
+            for name, noise in self.noises.items()
+        )
+
+    @property
+    def most_noise(self) -> float:
+        """An upper bound (95 %) of `noise` on other samples, from the variance over these samples."""
+        if not math.isfinite(self.noise):
+            return math.inf
+        bounds, count = [0.0], self.samples
+        errors = _QUANTILE * (1 + 1 / (count - 1.5)) * math.sqrt(count / (count - 1)) if count > 1 else 0.0  # t-test
+        for name in (name for name, power in self.powers.items() if power):
+            share = self.noises[name] / self.powers[name]
+            weights = np.array([1.0, -share])
+            deviation = math.sqrt(max(weights @ self.products[name] @ weights, 0.0))
+            bounds.append(share + errors * deviation / self.powers[name])
+        return max(bounds)
+
+    @property
+    def decibels(self) -> float:
+        """The signal-to-noise ratio of the worst output."""
+        return decibels(self.noise)
+
+    @property
+    def top1(self) -> float | None:
+        """The share of rows with the same argmax; None if no output has rows of classes."""
+        return self.same / self.rows if self.rows else None
+
+    @property
+    def least_top1(self) -> float | None:
+        """A lower bound (95 %) of `top1` on other samples, by Hoeffding."""
+        if not self.top1:
+            return self.top1
+        share, rest = self.top1, max(1 - self.top1, 1e-300)
+        least = share * np.linspace(0, 1, 10000)[1:-1]
+        surprise = share * np.log(share / least) + rest * np.log(rest / (1 - least))
+        return float(np.interp(math.log(_CONFIDENCE) / self.samples, surprise[::-1], least[::-1]))
+
+
+def decibels(noise: float) -> float:
+    """Return the signal-to-noise ratio for a noise power relative to the signal's."""
+    return -10 * math.log10(noise) if noise > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class _Outputs(OutputComparison):
+    """The outputs of a net in the model's shapes, without a judgement."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
+        reference = self.reference[slot.name]
+        if not isinstance(result, Failure):
+            restored = slot.restored(result, reference.shape) if self.manifest else None
+            fits = restored is None and result.size == reference.size
+            array = result.reshape(reference.shape) if fits else restored
+            if array is not None:
+                self.arrays[slot.name] = array
+        return OutputReport(slot.name, slot.blob, "ok")
+
+
+def agreement(
+    runner: NcnnRunner,
+    runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]],
+    manifest: Manifest | None,
+    rounding: Rounding,
+) -> Agreement:
+    """Return the agreement of a net with its model; `runs` are inputs and outputs of the model.
+
+    Without a manifest, all likely ways to feed the net are tried, and the best one counts.
+    """
+    runs = list(runs)
+    blobs, agreements = runner.output_names(), []
+    for way in input_slots(manifest, runs[0][0], runner.input_names()):
+        agreements.append(Agreement())
+        for feeds, reference in runs:
+            outputs = _Outputs(runner, feeds, reference, manifest, rounding)
+            outputs.attempt(way, blobs)
+            agreements[-1].add(reference, outputs.arrays)
+    return max(agreements, key=lambda agreement: agreement.decibels)
