@@ -17,9 +17,7 @@ class OutputReport:
     format: "fp32", "fp16" or "bf16".
 
     `rule` is the rule of agreement that decided (docs/verdict.md), and `inputs` describes the inputs with the largest
-    error. In units of the output's largest value, `allowed` is the error that the rule allows, `rounding` the distance
-    of ONNX Runtime's float32 from float64, and `bits` the error that 16 or 8 bits explain. `cause` is the cause of the
-    error. They are None or empty if not requested, or unknown.
+    error. `allowed` is the error that the rule allows, in units of the output's largest value.
     """
 
     name: str
@@ -30,10 +28,7 @@ class OutputReport:
     max_rel: float | None = None
     cosine: float | None = None
     mode: str = "fp32"
-    rounding: float | None = None
-    bits: float | None = None
     allowed: float | None = None
-    cause: str = ""
     rule: str = ""
     inputs: str = ""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from onnx2ncnn_opt.inputs.draws import KINDS
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.tail import operators as _tail_operators  # noqa: F401
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
@@ -106,8 +107,12 @@ def verdict_page() -> str:
     rules = [(f"**{rule.name}**", rule.when, rule.allows, rule.why) for rule in (*RULES, UNPROVEN)]
     counted = [tuple(row.values()) for row in read_measured("rules")]
     columns = tuple(read_measured("rules")[0])
+    found = read_measured("draws")
+    kinds = [(f"**{row['kind']}**", KINDS[row["kind"]], *list(row.values())[1:]) for row in found]
     return (
         _page("Why an output agrees", _VERDICT, ("rule", "when", "allows", "why"), rules)
+        + _INPUTS
+        + _table(("kind", "inputs", *list(found[0])[1:]), kinds)
         + _HOW_OFTEN
         + _table(columns, counted)
     )
@@ -116,7 +121,7 @@ def verdict_page() -> str:
 _VERDICT = """`verify MODEL NET.param NET.bin` prints for each output the rule that decided, the error, the error that
 the rule allows, and the inputs with the largest error:
 
-    output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.33e-07  allowed 3.05e-05  ...  at seed 2
+    output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.3e-07  allowed 3.1e-05  at seed 2, usual
 
 `convert -v` and `optimize -v` print the same lines, `--json` has them as `rule`, `allowed` and `inputs`, and the report
 page shows them. Errors are in units of the output's largest number. NaN and infinity have to be where the model has
@@ -125,6 +130,15 @@ them; elements that are NaN in the model are left out. Numbers from 2.4e38 on co
 The rules apply in this order, and the first one that accepts an output decides. Of several runs, the run with the last
 rule is printed, and of these the one with the largest error. If no rule accepts, the line has the last rule that
 refused the output. So `rounding` is as good as it gets, and `decided` says that some elements were not compared.
+"""
+_INPUTS = """
+## The inputs
+
+Without `--inputs`, a net runs on these kinds of inputs, drawn from `--seed`; large nets only on the first usual and the
+first large ones. Indexes sweep their tables, masks are 0 and 1, and dynamic dimensions have two sizes. The table has
+the planted faults that each kind finds, and those that no other kind finds (`scripts/measure/draws.py`); `data` serves
+the estimate of fp16 and verification in 16 bits (`tests/inputs/test_inputs.py`).
+
 """
 _HOW_OFTEN = """
 ## How often each rule decides

@@ -56,7 +56,7 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         facts=(("input", f"{name} [1, 3, 4, 4]"),),
         notes=(name,),
         outputs=(
-            OutputReport(f"{name}y", "y", "ok", "", 1e-6, 1e-6, 1.0, rounding=2e-7, cause=f"rounding {name}"),
+            OutputReport(f"{name}y", "y", "ok", "", 1e-6, 1e-6, 1.0, allowed=2e-7, rule="rounding"),
             OutputReport(f"{name}y", "y", "nan", name, max_rel=float("nan"), mode="fp16"),
         ),
         modes=("fp32", "fp16"),

@@ -100,7 +100,6 @@ def make_report(
     `model`, `bin` and `manifest` are as for `verify`. A wrong net is no error. Raises the errors of `lower` and
     `verify`.
     """
-    verification = replace(verification, explain=True)
     if param is None:
         announce("converting the model")
         conversion = lower(model, shapes=verification.shapes, values=verification.values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +46,7 @@ def verify(
     SHARED.warm_up()
     with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
         with output.working(f"running {param} against {model}"):
-            explained = replace(verification, explain=True)
-            result = api.verify(model, param, bin, explained, manifest=manifest_path)
+            result = api.verify(model, param, bin, verification, manifest=manifest_path)
         if report.path is not None:
             from onnx2ncnn_opt.api.report import report_net
 

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import packages_distributions, version
 from math import inf, isinf
 from pathlib import Path
@@ -232,10 +231,8 @@ class _Judgement:
         for inputs in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, rtol in self.tolerances():
                 options = replace(self.options, **inputs, modes=modes, rtol=rtol)
-                verify = partial(verify_net, self.source, *self.net, manifest=self.manifest, worker=self.worker)
-                report = verify(options)
+                report = verify_net(self.source, *self.net, options, manifest=self.manifest, worker=self.worker)
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
-                    report = verify(replace(options, explain=True))
                     self.notes += self.locate(options)
                 self.notes += report.notes
                 for output in report.outputs:
@@ -400,5 +397,4 @@ def _entry(info: TensorInfo) -> Entry:
 
 
 def _wrong_text(output: OutputReport) -> str:
-    cause = f" (cause: {output.cause})" if output.cause else ""
-    return f"output '{output.name}': {output.status}: {output.message}{cause}"
+    return f"output '{output.name}': {output.status}: {output.message}"

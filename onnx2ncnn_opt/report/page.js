@@ -248,7 +248,7 @@ function position(value, {low, high}) {
 }
 
 function outputs(net) {
-  const range = decades(net.outputs.flatMap(output => [output.max_rel, output.rounding])), tick = at => `M${4 + at * 152} 2V18`;
+  const range = decades(net.outputs.flatMap(output => [output.max_rel, output.allowed])), tick = at => `M${4 + at * 152} 2V18`;
   const scale = output => {
     const at = position(output.max_rel, range);
     if (at === null) return null;
@@ -258,12 +258,12 @@ function outputs(net) {
         `M${4 + 152 * i / (range.high - range.low)} 4V16`).join("")}),
       s("path", {d: `M4 10H${x}`, stroke: `var(--mode-${Math.max(0, mode)})`, "stroke-width": 3}),
       mark(mode, x, 10, output.status === "ok" ? "" : "fill"),
-      output.rounding === null ? null : s("path", {class: "rounding", d: tick(position(output.rounding, range))}));
+      output.allowed === null ? null : s("path", {class: "allowed", d: tick(position(output.allowed, range))}));
   };
   return section("outputs", "Outputs",
     h("p", {class: "quiet"}, `The bar is the relative error, on a logarithmic scale from 1e${range.low} to 1e${range.high}: the largest error `,
       "of the output, divided by its largest element.",
-      net.outputs.some(output => output.rounding !== null) ? " The line across it is what rounding to float32 does to the model itself, against float64." : ""),
+      net.outputs.some(output => output.allowed !== null) ? " The line across it is the error that the rule allows." : ""),
     h("div", {class: "wide", tabindex: 0, role: "region", "aria-label": "Outputs"}, h("table", {},
       h("thead", {}, h("tr", {}, ["output", "mode", "result"].map(text => h("th", {scope: "col"}, text)),
         ["max error", "relative error"].map(text => h("th", {scope: "col", class: "number"}, text)), h("th", {scope: "col"}, ""),
@@ -273,7 +273,7 @@ function outputs(net) {
         h("td", {class: "number"}, error(output.max_abs)), h("td", {class: "number"}, error(output.max_rel)), h("td", {}, scale(output)),
         h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"),
         h("td", {title: output.inputs}, output.rule || "–", typeof output.allowed === "number" ? h("div", {class: "quiet"}, `${error(output.allowed)} allowed`) : null),
-        h("td", {}, output.message, output.cause ? h("div", {class: "quiet"}, output.cause) : null)))))));
+        h("td", {}, output.message)))))));
 }
 
 // The mark of a mode: each has its own form, for readers who cannot distinguish colours.

@@ -61,9 +61,9 @@ def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: b
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
     """Return the outputs as a table: the rule of each, its error, the allowed one, and the inputs.
 
-    It has columns for modes other than fp32, and for causes, if there are any.
+    It has a column for modes if there are others than fp32.
     """
-    modes, causes = any(row.mode != "fp32" for row in rows), any(row.cause for row in rows)
+    modes = any(row.mode != "fp32" for row in rows)
     columns: list[tuple[str, Callable[[OutputReport], str]]] = [("output", lambda row: row.name)]
     columns += [("mode", lambda row: row.mode)] if modes else []
     columns += [("result", lambda row: row.status)]
@@ -73,11 +73,7 @@ def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
         ("max error", lambda row: _number(row.max_abs)),
         ("relative error", lambda row: _number(row.max_rel)),
         ("allowed", lambda row: _number(row.allowed)),
-        ("cosine", lambda row: "-" if row.cosine is None else f"{row.cosine:.6f}"),
     ]
-    if causes:
-        columns += [("rounding", lambda row: _number(row.rounding)), ("bits", lambda row: _number(row.bits))]
-        columns += [("cause", lambda row: row.cause or "-")]
     if any(row.inputs for row in rows):
         columns += [("at", lambda row: row.inputs or "-")]
     named = tuple(range(first, len(columns)))

@@ -33,18 +33,16 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
-from onnx2ncnn_opt.verdict.rules import ADVICE, unproven
+from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER, unproven
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
-from onnx2ncnn_opt.verification.error_causes import (
-    cause_of,
-    estimated,
+from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
+from onnx2ncnn_opt.verification.model_runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
+from onnx2ncnn_opt.verification.net_facts import (
     has_inexact_gelu,
     holds_integers,
     least_rounding,
     weights_encoding,
 )
-from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
-from onnx2ncnn_opt.verification.model_runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.outputs import OutputComparison
@@ -261,7 +259,8 @@ class _ModelJudge:
             if self._has_plain and not is_wrong(outputs) and (is_undecided or needs_plain):
                 _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
                 by_kernels = {row.name: row for row in outputs if row.rule == "kernels"} if not is_wrong(plain) else {}
-                outputs = [by_kernels.get(row.name, row) for row in plain]
+                pairs = ((by_kernels.get(row.name, row), row) for row in plain)
+                outputs = [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
             outputs = comparison.with_scores(way, outputs)
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
@@ -281,8 +280,7 @@ class _ModelJudge:
         self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
     ) -> Sequence[OutputReport]:
         """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
-        explained = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
-        excused = {row.name: row for row, after in zip(rows, explained, strict=True) if after.cause == mode}
+        excused = {row.name: row for row in _right_in_fp32(rows, self._in_fp32(comparison))}
         for name, row in excused.items():
             error = math.inf if row.status == "nan" else row.max_rel or 0.0
             if error > self._excused[0]:
@@ -324,19 +322,14 @@ class _ModelJudge:
         return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Find the causes of errors, on inputs for which the net is wrong, or on the inputs with the largest error."""
+        """Say of outputs that are wrong in 16 bits whether they are right in fp32, on the inputs that are wrong."""
         if self._excused[1] and not is_wrong(rows):
             self.notes.append(self._excused[1])
-        if self._worst is None:
+        if self._worst is None or mode == "fp32" or not is_wrong(rows):
             return rows
-        _, comparison, way = self._worst
-        if self.options.explain:
-            announce("ONNX Runtime runs the model in float64")
-            rows, problem = _explained(rows, comparison, way, mode)
-            self.notes += [f"the errors that {mode} explains are unknown: {problem}"] if problem else []
-        if mode != "fp32" and is_wrong(rows):
-            rows = _with_mode_as_cause(rows, self._in_fp32(comparison), mode)
-        return rows
+        by_mode = _right_in_fp32(rows, self._in_fp32(self._worst[1]))
+        text = f"; the net is right in fp32, so the cause is {mode}"
+        return [replace(row, message=row.message + text) if row in by_mode else row for row in rows]
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
@@ -344,45 +337,11 @@ def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
     return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
 
 
-def _explained(
-    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str
-) -> tuple[list[OutputReport], str]:
-    """Return the reports with the causes of their errors, and an error if the effect of 16 or 8 bits is unknown."""
-    net = comparison.runner.param, comparison.runner.bin
-    measured = comparison.rounding.measured(comparison.feeds, comparison.reference)
-    encoding, by_weights = weights_encoding(*net), comparison.weight_errors
-    by_bits: Mapping[str, float] = {}
-    kind = problem = ""
-    if mode != "fp32" or encoding is Encoding.INT8:
-        blobs = {row.name: row.blob for row in rows}
-        kind, (by_bits, problem) = mode, estimated(comparison.runner, comparison.feeds, way, blobs, mode)
-    if mode == "fp32" and encoding is Encoding.INT8:
-        kind, by_bits = "int8", {name: by_bits[name] + by_weights[name] for name in by_bits if name in by_weights}
-    elif mode == "fp32" and encoding is not None:
-        kind, by_bits = f"weights in {encoding.value}", by_weights
-
-    def explained(row: OutputReport) -> OutputReport:
-        if row.name not in comparison.reference:  # an output of the tail
-            return row
-        rounding, bits = measured.get(row.name), by_bits.get(row.name)
-        # A wide tolerance of the user does not explain an error.
-        is_lax = comparison.limit is not None and mode == "fp32" and (row.max_rel or 0.0) > DEFAULT.relative
-        ok = row.status in ("ok", "unproven") and not is_lax
-        cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
-        if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
-            cause = "rounding"  # within the model's rounding spread
-        finite_bits = bits if bits is None or math.isfinite(bits) else None
-        return replace(row, rounding=rounding, bits=finite_bits, cause=cause)
-
-    return [explained(row) for row in rows], problem
-
-
-def _with_mode_as_cause(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
-    """Return the reports; if an output is right in fp32 on the same inputs, the mode is the cause of its error."""
-    wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
-    by_mode = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
-    text = f"; the net is right in fp32, so the cause is {mode}"
-    return [replace(row, cause=mode, message=row.message + text) if row.name in by_mode else row for row in rows]
+def _right_in_fp32(rows: Sequence[OutputReport], in_fp32: OutputComparison) -> list[OutputReport]:
+    """Return the wrong outputs that are right in fp32 on the same inputs."""
+    wrong = [row for row in rows if row.status in ("mismatch", "nan")]
+    right = {row.name for row in in_fp32.best()[1] if row.status == "ok"} if wrong else set()
+    return [row for row in wrong if row.name in right]
 
 
 def net_feeds(

@@ -43,8 +43,6 @@ class Verification:
     `effort` limits the optional work of a large model: "quick", "normal", or "thorough". The first inputs of each size
     run always; `VerifyReport.notes` says if others were left out.
 
-    `explain` finds the causes of errors, on inputs for which a net is wrong, or on the inputs with the largest error.
-
     Raises UsageError for an option of the wrong type.
     """
 
@@ -62,7 +60,6 @@ class Verification:
     modes: Sequence[str] = ()
     budget: float | None = None
     effort: Effort = "normal"
-    explain: bool = False
 
     def __post_init__(self) -> None:
         check_options(outputs=self.outputs, shapes=self.shapes, values=self.values, modes=self.modes)

@@ -140,13 +140,13 @@ def is_wrong(outputs: Sequence[OutputReport]) -> bool:
 def merged(reports: Sequence[OutputReport]) -> OutputReport:
     """Merge the reports of an output in all runs: the worst status (except "unproven"), and the largest errors.
 
-    Of several runs that agree, the last rule of `RULES` counts, and then the largest error.
+    Of several runs that agree, one with a message counts, then the last rule of `RULES`, and then the largest error.
     """
     proven = [output for output in reports if output.status != "unproven"] or reports
 
-    def severity(output: OutputReport) -> tuple[int, int, bool, float]:
+    def severity(output: OutputReport) -> tuple[int, bool, int, float]:
         rank, has_note = ORDER.get(output.rule, 0), bool(output.message)
-        return get_args(Status).index(output.status), rank, has_note, output.max_rel or 0.0
+        return get_args(Status).index(output.status), has_note, rank, output.max_rel or 0.0
 
     worst = max(proven, key=severity)
 

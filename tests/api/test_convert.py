@@ -25,7 +25,6 @@ from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, ROUNDING_MARGIN
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import VerifyReport
@@ -53,11 +52,11 @@ def test_the_net_agrees_with_the_model(model: Path, conversion: Conversion) -> N
     report.check()
     if largest(report) >= 1e-4:
         # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow,
-        # with winograd and on each CPU otherwise. The plain kernels keep to what the run in float64 says of rounding,
-        # and ordinary inputs to the bound.
-        exact = [] if is_large else conversion.verify(Verification(exact=True, explain=True), worker=WORKER).outputs
+        # with winograd and on each CPU otherwise. The plain kernels keep to the rule of rounding, and ordinary inputs
+        # to the bound.
+        exact = [] if is_large else conversion.verify(Verification(exact=True), worker=WORKER).outputs
         for output in exact:
-            assert present(output.max_rel) <= max(ROUNDING_MARGIN * (output.rounding or 0.0), LEAST_ROUNDING)
+            assert output.rule == "rounding"
         report = conversion.verify(Verification(wanted=Wanted(seeds=3, ranges=((-2, 2),))), worker=WORKER)
     # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
     assert largest(report) < 1e-4

@@ -41,18 +41,18 @@ def test_importing_the_package_loads_none_of_it() -> None:
 def test_verify_takes_a_net_by_its_param_alone(tmp_path: Path) -> None:
     model = write_model(tmp_path, GRAPH)
     param, _ = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
-    assert onnx2ncnn_opt.verification(model, param).ok
+    assert onnx2ncnn_opt.verify(model, param).ok
     param, bin = write_net(tmp_path, "Input in 0 1 x", "TanH r 1 1 x y")
     how = onnx2ncnn_opt.Verification(feeds={"x": np.array([[1, 2, -3, 4]], np.float32)})
-    report = onnx2ncnn_opt.verification(model.read_bytes(), param, bin, verification=how)
+    report = onnx2ncnn_opt.verify(model.read_bytes(), param, bin, verification=how)
     assert [output.status for output in report.outputs] == ["mismatch"]
 
 
 def test_verify_says_why_it_does_not_use_the_manifest_beside_the_net(tmp_path: Path) -> None:
     model = write_model(tmp_path, GRAPH)
     files = onnx2ncnn_opt.convert(model).save(tmp_path / "net")
-    assert onnx2ncnn_opt.verification(model, files.param).manifest is not None
+    assert onnx2ncnn_opt.verify(model, files.param).manifest is not None
     write_model(tmp_path, GRAPH.replace("Relu", "Tanh"))
-    report = onnx2ncnn_opt.verification(model, files.param)
+    report = onnx2ncnn_opt.verify(model, files.param)
     assert (report.manifest, report.ok) == (None, False)
     assert "was written for another model" in report.notes[0]

@@ -43,7 +43,7 @@ def test_a_conversion(model: Path, tmp_path: Path) -> None:
     assert report.verified is not None
     assert (net.verdict, net.modes) == ("ok", ("fp32", "fp16"))
     assert [output.mode for output in net.outputs] == ["fp32", "fp32", "fp16", "fp16"]
-    assert present(net.outputs[0].rounding) < 1e-5
+    assert (net.outputs[0].rule, net.outputs[2].rule) == ("rounding", "limit")
     assert [row.type for row in net.before] == ["Input", "Convolution", "ReLU", "Sigmoid", "BinaryOp", "Softmax"]
     assert types(net) == ["Input", "Convolution", "Sigmoid", "BinaryOp", "Softmax"]
     assert net.rows == ((0, 0), (1, None), (2, 1), (3, 2), (4, 3), (5, 4))

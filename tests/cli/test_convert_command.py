@@ -106,11 +106,10 @@ def test_all_details(small: Path) -> None:
     assert [words[:2] for words in outputs] == [["y", "ok"], ["z", "ok"]]
     for words in outputs:
         assert words[2:4] == ["rule", "rounding"]
-        named = [words[4:6], words[7:9], words[10:11], words[12:13]]
-        assert named == [["max", "error"], ["relative", "error"], ["allowed"], ["cosine"]]
+        named = [words[4:6], words[7:9], words[10:11], words[12:14]]
+        assert named == [["max", "error"], ["relative", "error"], ["allowed"], ["at", "seed"]]
         assert 0 <= float(words[6]) < 1e-5
         assert 0 <= float(words[9]) < float(words[11])
-        assert float(words[13]) == pytest.approx(1)
 
 
 def test_verbose_lists_rewrites_and_near_misses(small: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_terminal_gets_tables_and_a_spinner(small: Path) -> None:
     lines = [line.split() for line in text.splitlines()]
     assert ["pass", "rewrites"] in lines
     assert ["fuse_activation", "1"] in lines
-    assert ["output", "result", "max", "error", "relative", "error", "cosine"] in lines
+    assert ["output", "result", "rule", "max", "error", "relative", "error", "allowed", "at"] in lines
     assert sum(line[:2] in (["y", "ok"], ["z", "ok"]) for line in lines) == 2
 
 

@@ -260,22 +260,10 @@ def test_zeros_of_both_signs_up_to_the_end_of_a_row() -> None:
 
 def test_large_numbers_in_large_inputs() -> None:
     model = loaded("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
-    above, below = (draw_inputs(model, draw=Draw(3, LARGE, below=b))["x"] for b in (False, True))
+    below, above = (draw_inputs(model, draw=Draw(seed, LARGE))["x"] for seed in (3, 4))
     assert above[-1, -1] > 30
     assert below[-1, -1] < -30
     assert np.exp(above.astype(np.float32)).max() < 2.4e38
-
-
-def test_rows_with_one_number_far_above_the_others() -> None:
-    text = "(float[9, 30] x, float s) => (float[9, 30] y) {{ a = {}(x) y = Add(a, s) }}"
-    draw = draws(0, is_small=True, is_tiny=True)[8]
-    assert draw.spiked
-    arrays = draw_inputs(loaded(text.format("Relu")), draw=draw)
-    assert ((arrays["x"] > 60).sum(axis=1) == 1).all()
-    assert arrays["s"] < 60
-    rows = arrays["x"] - arrays["x"].mean(axis=1, keepdims=True)
-    assert (rows / rows.std(axis=1, keepdims=True)).max() > 4.5  # which numbers drawn alike do not reach
-    assert draw_inputs(loaded(text.format("Acos")), draw=draw)["x"].max() <= 1
 
 
 def test_flat_inputs_differ_along_one_axis() -> None:
@@ -296,7 +284,7 @@ def test_a_tiny_net_runs_on_more_inputs() -> None:
     assert tiny[: len(small)] == small and small[: len(large)] == large  # noqa: PT018
     assert len(large) < len(small) < len(tiny) == len({*tiny})
     assert {draw.flat for draw in tiny} == {None, 0, 1, 2, 3}
-    assert str(small[-1]) == "seed 9, inputs times 8, flat but for axis 1"
+    assert str(small[-1]) == "seed 9, large flat (axis 1)"
 
 
 @pytest.mark.parametrize("guard", ["c = Less(x, z) y = Where(c, a, z)", "b = Max(x, z) y = Add(a, b)"])

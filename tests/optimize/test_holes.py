@@ -268,7 +268,7 @@ def test_inputs_of_tables_are_indexes(tmp_path: Path, worker: NcnnWorker) -> Non
     [
         ("Bias l 1 1 data out 0=2", {"bias_data": 1.01}, "off by"),
         # A branch that only large numbers reach; 1 at 0 as well; any entry of a table.
-        ("Clip l 1 1 data out 0=-20 1=20", {"max": 1000.0}, "at seed 0, inputs times 8: off by"),
+        ("Clip l 1 1 data out 0=-20 1=20", {"max": 1000.0}, "at seed 0, large: off by"),
         ("Threshold l 1 1 data out 0=0", {"threshold": -1e-6}, ""),
         ("Embed l 1 1 data out 0=4 1=70 3=280", {"weight_data": np.where(np.arange(280) == 4 * 33, 50, 1)}, ""),
     ],

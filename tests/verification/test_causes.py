@@ -1,8 +1,7 @@
-"""Causes of errors: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
+"""The rules that decide about nets of a real model: weights in 16 or 8 bits, other modes, and faults."""
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,10 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verdict.errors import DEFAULT
 from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, UNKNOWN_ROUNDING
-from onnx2ncnn_opt.verification.error_causes import cause_of, least_rounding
 from onnx2ncnn_opt.verification.inner_values import extract_all
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.model_runs import any_feeds
+from onnx2ncnn_opt.verification.net_facts import least_rounding
 from onnx2ncnn_opt.verification.options import Verification
 from testing import handmade, present
 from testing.exports import save_refilled
@@ -28,7 +27,7 @@ from testing.models import write_model
 
 
 def output(model: Path, files: Files, mode: str = "fp32") -> OutputReport:
-    (found,) = verify_net(model, files.param, files.bin, verification=Verification(modes=(mode,), explain=True)).outputs
+    (found,) = verify_net(model, files.param, files.bin, verification=Verification(modes=(mode,))).outputs
     return found
 
 
@@ -67,14 +66,13 @@ def model(tmp_path: Path) -> Path:
 
 def test_rounding_and_16_bits(model: Path, tmp_path: Path) -> None:
     plain = output(model, lower(model).save(tmp_path / "plain"))
-    assert (plain.status, plain.cause, plain.bits) == ("ok", "rounding", None)
-    assert 1e-8 < present(plain.rounding) < 1e-5
+    assert (plain.status, plain.rule) == ("ok", "rounding")
     files = lower(model, storage="fp16").save(tmp_path / "short")
     short = output(model, files)
-    assert (short.status, short.cause) == ("ok", "weights in fp16")
-    assert 1 / 4 < present(short.bits) / present(short.max_rel) < 4
+    assert (short.status, short.rule) == ("ok", "weights")
+    assert 1 < present(short.allowed) / present(short.max_rel) < 16  # four times the error of the model's own weights
     half = output(model, files, "bf16")
-    assert (half.status, half.cause) == ("ok", "bf16")
+    assert (half.status, half.rule) == ("ok", "limit")
 
 
 @pytest.mark.parametrize(("storage", "factor"), [("fp16", 1.02), (None, 1.0001)])
@@ -83,7 +81,7 @@ def test_a_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path, storage:
     files = lower(model, storage=storage).save(tmp_path / "net")
     wrong_weight(files, factor)
     found = output(model, files)
-    assert (found.status, found.cause) == ("mismatch", "conversion")
+    assert found.status == "mismatch"
     assert storage or (found.allowed == 2**-15 and present(found.max_rel) < 1e-4)
 
 
@@ -96,18 +94,17 @@ def test_int8(model: Path, tmp_path: Path) -> None:
     quantise(files.param, files.bin, {entry.blob: Feed(feeds[entry.name], entry.batch_axis)})
 
     def found() -> OutputReport:
-        how = Verification(feeds=feeds, explain=True)
+        how = Verification(feeds=feeds)
         return verify_net(model, files.param, files.bin, manifest=manifest, verification=how).outputs[0]
 
     right = found()
-    assert (right.status, right.cause) == ("ok", "int8")
-    assert 1 / 3 < present(right.bits) / present(right.max_rel) < 3
+    assert (right.status, right.rule) == ("ok", "weights")
     graph = read_net(files.param, files.bin).graph
     (layer,) = (layer for layer in graph if layer.type == "InnerProduct")
     layer.weights["weight_data_int8_scales"] = layer.weights["weight_data_int8_scales"] * np.float32(2)
     write_net(graph, files.param, files.bin)
     wrong = found()
-    assert (wrong.status, wrong.cause) == ("mismatch", "conversion")
+    assert wrong.status == "mismatch"
     located = bisect(model, files.param, files.bin, verification=Verification(feeds=feeds), write=tmp_path / "pair")
     assert present(located.located).layer.name == layer.name
     pair = present(located.pair)
@@ -125,29 +122,28 @@ def test_errors_of_rounding_are_allowed(tmp_path: Path) -> None:
     model = write_model(tmp_path, CANCELS, w=weights - weights.mean(0), v=v)
     files = lower(model).save(tmp_path / "net")
     found = output(model, files)
-    assert (found.status, found.cause) == ("ok", "rounding")
+    assert (found.status, found.rule) == ("ok", "rounding")
     assert 1e-4 < present(found.max_rel) < present(found.allowed)
-    strict = Verification(rtol=1e-5, atol=0.0, explain=True)
+    strict = Verification(rtol=1e-5, atol=0.0)
     (fixed,) = verify_net(model, files.param, files.bin, verification=strict).outputs
     assert (fixed.status, fixed.allowed) == ("mismatch", 1e-5)
 
 
-def test_16_bits_beyond_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU adds up long sums in fp16, which the estimate, with its sums in 32 bits, knows nothing of."""
+def test_a_net_that_is_wrong_in_16_bits_runs_in_fp32(tmp_path: Path) -> None:
+    """The difference of a long sum from a number near it has the sum's error."""
     weights = np.random.default_rng(0).uniform(0.5, 1, (1024, 16)).astype(np.float32)
     graph = "(float[1, 1024] x) => (float[1, 16] y) { a = Abs(x) b = MatMul(a, w) y = Sub(b, c) }"
     model = write_model(tmp_path, graph, w=weights, c=weights.sum(0) * np.float32(0.8))
     files = lower(model).save(tmp_path / "net")
-    monkeypatch.setattr("onnx2ncnn_opt.verification.model.estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:
-        how = Verification(feeds=feeds, modes=modes, rtol=1e-3, explain=True)
+        how = Verification(feeds=feeds, modes=modes, rtol=1e-3)
         return list(verify_net(model, files.param, files.bin, verification=how).outputs)
 
     for modes in (("bf16",), ("fp32", "bf16")):
         *_, row = found(modes)
-        assert (row.status, row.cause) == ("mismatch", "bf16")
+        assert row.status == "mismatch"
         assert row.message.endswith("; the net is right in fp32, so the cause is bf16")
     graph_ = read_net(files.param, files.bin).graph
     (layer,) = (layer for layer in graph_ if layer.type in ("InnerProduct", "Gemm"))
@@ -155,7 +151,8 @@ def test_16_bits_beyond_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     layer.weights[name] = layer.weights[name] * np.float32(1.1)
     write_net(graph_, files.param, files.bin)
     (row,) = found(("bf16",))
-    assert (row.status, row.cause) == ("mismatch", "conversion")
+    assert row.status == "mismatch"
+    assert "right in fp32" not in row.message
 
 
 def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
@@ -165,22 +162,13 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     text = f"(float[2, 3] x) => (float[2, 3] y) <bool c = {{1}}> {{ y = If(c)<{branches}> }}"
     model = write_model(tmp_path, text, opset=17)
     files = lower(model).save(tmp_path / "net")
-    report = verify_net(model, files.param, files.bin, verification=Verification(explain=True))
-    assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, LEAST_ROUNDING)]
+    assert verify_net(model, files.param, files.bin).notes == ()
+    net = handmade.write_net(tmp_path, "Input x 0 1 x", "ReLU r 1 1 x r", "BinaryOp m 1 1 r y 0=2 1=1 2=1.00005")
+    report = verify_net(model, *net)
+    assert [(o.status, o.rule, o.allowed) for o in report.outputs] == [("ok", "rounding", UNKNOWN_ROUNDING)]
     (note,) = report.notes
     reason = "a model with branches or loops is not rewritten"
     assert note == f"errors up to 0.0001 count as rounding, as the model does not run in float64: {reason}"
-
-
-def test_causes() -> None:
-    cause = partial(cause_of, rounding=1e-6, bits=1e-3, kind="fp16")
-    assert cause(0.0, "fp16", ok=True) == ""
-    assert cause(1e-5, "fp16", ok=True) == "rounding"
-    assert cause(3e-3, "fp16", ok=True) == "fp16"
-    assert cause(5e-3, "fp16", ok=True) == "fp16"
-    assert cause(5e-3, "fp16", ok=False) == "conversion"
-    assert cause_of(1e-4, "fp32", ok=True, rounding=1e-6, bits=None) == "kernels"
-    assert cause_of(None, "fp16", ok=False, rounding=None, bits=float("inf"), kind="fp16") == "fp16"
 
 
 @pytest.mark.parametrize(
