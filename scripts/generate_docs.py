@@ -136,8 +136,9 @@ _INPUTS = """
 
 Without `--inputs`, a net runs on these kinds of inputs, drawn from `--seed`; large nets only on the first usual and the
 first large ones. Indexes sweep their tables, masks are 0 and 1, and dynamic dimensions have two sizes. The table has
-the planted faults that each kind finds, and those that no other kind finds (`scripts/measure/draws.py`); `data` serves
-the estimate of fp16 and verification in 16 bits (`tests/inputs/test_inputs.py`).
+the planted faults that each kind finds, and those that no other kind finds (`scripts/measure/draws.py`,
+[table](../fixtures/measured/draws.tsv)); `data` serves the estimate of fp16 and verification in 16 bits
+(`tests/inputs/test_inputs.py`).
 
 """
 _HOW_OFTEN = """
@@ -146,8 +147,9 @@ _HOW_OFTEN = """
 Outputs of right nets: fixtures/ops, fixtures/models, fixtures/snippets, 200 models that are hard to judge, published
 exports with random weights (zoo), and trained models. Then nets with planted faults (`scripts/fuzz/faults.py`): the
 rule that refused a fault, and the rule that let a fault through whose effect is small or seldom
-([measurements](measurements.md#how-sure)). `scripts/measure/rules.py` counts. A test takes each rule away, and shows a
-right net that is wrong without it (`tests/verdict/test_rules.py`).
+([measurements](measurements.md#how-sure)). `scripts/measure/rules.py` counts them
+([table](../fixtures/measured/rules.tsv)). A test takes each rule away, and shows a right net that is wrong without it
+(`tests/verdict/test_rules.py`).
 
 """
 
