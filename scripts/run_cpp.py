@@ -20,7 +20,7 @@ import numpy as np
 
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.verification.tail import undecided
+from onnx2ncnn_opt.verdict.rows import undecided
 from testing.exports import refilled
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -38,16 +38,9 @@ from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verdict.blobs import Match, Reference
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
-from onnx2ncnn_opt.verification.inner_values import (
-    LayerRun,
-    Reference,
-    Verdict,
-    extract_all,
-    inner_blobs,
-    likeliest_run,
-    model_values,
-)
+from onnx2ncnn_opt.verification.inner_values import LayerRun, extract_all, inner_blobs, likeliest_run, model_values
 from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.options import Verification
@@ -282,7 +275,7 @@ class _NetOnDevice:
         if total > _MAX_BYTES:
             return LayerRun(ways[0], problem=f"its blobs have {file_size(total)}, too much to compare at once")
         modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
-        verdicts: dict[str, Mapping[str, Verdict]] = {}
+        verdicts: dict[str, Mapping[str, Match]] = {}
         net, timeout = (self.param, self.bin), self.verification.timeout
         with NcnnWorker(find_target(self.verification.on)) as worker:
             try:

@@ -9,7 +9,8 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.report.words import value_text
-from onnx2ncnn_opt.verification.inner_values import LayerRun, Verdict
+from onnx2ncnn_opt.verdict.blobs import Match
+from onnx2ncnn_opt.verification.inner_values import LayerRun
 
 _MAX_PARAMS = 300  # characters of a layer's parameters
 
@@ -82,10 +83,10 @@ def with_measurements(
     return measured
 
 
-def _worst(verdicts: Sequence[Verdict]) -> LayerError:
+def _worst(verdicts: Sequence[Match]) -> LayerError:
     """Return the error of a layer's worst output: the worst status decides, then the largest error."""
 
-    def badness(verdict: Verdict) -> tuple[int, float]:
+    def badness(verdict: Match) -> tuple[int, float]:
         error = verdict.difference.max_rel if verdict.difference else None
         return ("unknown", "right", "reordered", "wrong").index(verdict.status), -1.0 if error is None else error
 

@@ -147,10 +147,6 @@ class Rounding:
         except (RunError, EncodeError):
             return None
 
-    def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-        """Return the error of the reference against float64, relative to an output's largest value, where known."""
-        return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
-
     @cached_property
     def scores(self) -> Mapping[str, Collection[str]]:
         """The floats that decide each integer output, see `scores`; empty if ONNX cannot infer the types."""
@@ -176,7 +172,7 @@ class Rounding:
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
     ) -> dict[str, float]:
-        """Return the errors of outputs if the model's weights are rounded to an encoding, in units of `measured`."""
+        """Return the errors of outputs, relative to the largest value, if the weights are rounded to an encoding."""
         try:
             with temporary_folder() as folder:
                 model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))

@@ -14,9 +14,9 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
+from onnx2ncnn_opt.verdict.blobs import in_axes_of
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance
 from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
-from onnx2ncnn_opt.verification.inner_values import in_axes_of
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.net_facts import holds_integers, weights_encoding
 from onnx2ncnn_opt.verification.report import failed, is_wrong, missing

@@ -8,8 +8,6 @@ many, up to half of the rows may be, else 1 %.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -27,6 +25,7 @@ from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare
+from onnx2ncnn_opt.verdict.rows import undecided
 
 # The tail alone differs from ONNX Runtime only in the last bits of exp and of sums.
 _TAIL_TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
@@ -35,7 +34,6 @@ _NOISES = 4  # sets of random errors as large as the net's
 _MARGIN = 2  # the net may change twice as many rows as these errors
 _LAST_BIT = 2.0**-23
 _LEVELS = 16  # of values with many ties
-_MAX_ROWS = 2048  # more rows are not compared in another order
 
 
 class TailJudge:
@@ -209,68 +207,3 @@ def _difference(actual: Array, expected: Array) -> str:
         return f"{wrong} of {actual.size} integers differ" if wrong else ""
     difference = compare(actual.astype(np.float32), expected, _TAIL_TOLERANCE)
     return difference.special or difference.excess
-
-
-def undecided(actual: Array, expected: Array) -> tuple[int, int]:
-    """Return the number of rows of an output that are not at their expected place, and the number of all rows.
-
-    If the shapes differ in an axis, rows lie along it. Otherwise arrays of three axes or more have the columns of a row
-    in the last axis; in other arrays each number is a row. Rows are equal within the usual tolerance for each column.
-    Example: expected are a b c d; then b a c d, a x b c d, and a b c have one such row each.
-    """
-    if actual.ndim != expected.ndim or actual.dtype != expected.dtype:
-        return 1, 1
-    axes = [axis for axis, sizes in enumerate(zip(actual.shape, expected.shape, strict=True)) if sizes[0] != sizes[1]]
-    if len(axes) > 1:
-        return 1, 1
-    rows, right = (_rows(array, axes[0] if axes else None) for array in (actual, expected))
-    total = max(len(rows), len(right))
-    allowed = _allowed(right)
-    size = min(len(rows), len(right))
-    places = np.full(len(rows), -1)
-    same = _agree(rows[:size], right[:size], allowed)
-    places[:size][same] = np.flatnonzero(same)
-    left, free = np.flatnonzero(places < 0), np.setdiff1d(np.arange(len(right)), places)
-    if len(left) <= _MAX_ROWS >= len(free):
-        for row in left:
-            fits = np.flatnonzero(_agree(rows[row], right[free], allowed))
-            if fits.size:
-                places[row] = free[fits[0]]
-                free = np.delete(free, fits[0])
-    return total - _longest_rise([int(place) for place in places if place >= 0]), total
-
-
-def _rows(array: Array, axis: int | None) -> Array:
-    if axis is not None:
-        array = np.moveaxis(array, axis, 0)
-        return array.reshape(len(array), math.prod(array.shape[1:]))
-    columns = array.shape[-1] if array.ndim > 2 else 1
-    return array.reshape(math.prod(array.shape[:-1]) if array.ndim > 2 else array.size, columns)
-
-
-def _allowed(rows: Array) -> Array:
-    """Return the allowed error of each column."""
-    if rows.dtype.kind != "f":
-        return np.zeros(rows.shape[1])
-    size = np.abs(rows.astype(np.float64))
-    largest = np.where(np.isfinite(size), size, 0.0).max(axis=0, initial=0.0)
-    return np.asarray(np.maximum(DEFAULT.relative * largest, DEFAULT.absolute))
-
-
-def _agree(rows: Array, right: Array, allowed: Array) -> Array:
-    """Return which rows agree in all columns."""
-    if right.dtype.kind != "f":
-        return np.asarray((rows == right).all(axis=-1))
-    a, b = rows.astype(np.float64), right.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        close = (np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))
-    return np.asarray(close.all(axis=-1))
-
-
-def _longest_rise(places: list[int]) -> int:
-    """Return the length of the longest increasing subsequence."""
-    ends: list[int] = []
-    for place in places:
-        index = bisect_left(ends, place)
-        ends[index : index + 1] = [place]
-    return len(ends)

@@ -8,8 +8,8 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.report import make_report, report_conversion, report_optimized
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.report.record import NetRecord
+from onnx2ncnn_opt.verdict.blobs import Reference
 from onnx2ncnn_opt.verdict.errors import DEFAULT
-from onnx2ncnn_opt.verification.inner_values import Reference
 from onnx2ncnn_opt.verification.options import Verification
 from testing import present
 from testing.models import parsed, write_model

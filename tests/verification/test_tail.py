@@ -16,7 +16,7 @@ from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.runtime.compiled_tail import compiled
-from onnx2ncnn_opt.verification.tail import undecided
+from onnx2ncnn_opt.verdict.rows import undecided
 from testing import present
 from testing.models import parsed
 from testing.op_cases import fill_weights

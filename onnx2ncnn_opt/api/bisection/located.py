@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.inner_values import UNKNOWN, Verdict
+from onnx2ncnn_opt.verdict.blobs import UNKNOWN, Match
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def locate(
     origin: tuple[str, ...] = (),
     *,
     suspects: Sequence[Layer] = (),
-    verdicts: Mapping[Blob, Verdict] | None = None,
+    verdicts: Mapping[Blob, Match] | None = None,
     arrays: Mapping[str, Array] | None = None,
 ) -> Located:
     """Return the record for the producer of a blob; the default suspect is this layer.
@@ -61,7 +61,7 @@ def locate(
     assert blob.producer is not None
     arrays, inputs = arrays or {}, []
     for read in blob.producer.inputs:
-        verdict = (verdicts or {}).get(read, Verdict("right") if read.is_input else UNKNOWN)
+        verdict = (verdicts or {}).get(read, Match("right") if read.is_input else UNKNOWN)
         shape = arrays[read.name].shape if read.name in arrays else ()
         if read.producer is not None:
             inputs.append(LayerInput(read.name, refs((read.producer,))[0], shape, verdict.status, verdict.value))

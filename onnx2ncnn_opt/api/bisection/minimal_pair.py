@@ -26,7 +26,7 @@ from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import cut_model, reads
-from onnx2ncnn_opt.verification.inner_values import in_order, natural, squeezed
+from onnx2ncnn_opt.verdict.blobs import in_order, natural, squeezed
 from onnx2ncnn_opt.verification.report import VerifyReport
 from onnx2ncnn_opt.version import __version__
 

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Failure
-from onnx2ncnn_opt.verification.inner_values import aligned
+from onnx2ncnn_opt.verdict.blobs import aligned
 
 
 def find_unsplit(net: WrongNet, blobs: Sequence[Blob]) -> Located | None:

@@ -15,8 +15,8 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verdict.blobs import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verdict.errors import Tolerance
-from onnx2ncnn_opt.verification.inner_values import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
 

@@ -13,8 +13,9 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
+from onnx2ncnn_opt.verdict.blobs import UNKNOWN, Match, as_verdict
 from onnx2ncnn_opt.verdict.errors import Tolerance, compare
-from onnx2ncnn_opt.verification.inner_values import UNKNOWN, BlobRun, Verdict, as_verdict
+from onnx2ncnn_opt.verification.inner_values import BlobRun
 from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 
 # Equal layers give equal bits in ncnn's plain kernels, but another version may have folded weights in another order.
@@ -25,7 +26,7 @@ _ACTIVATIONS = frozenset(
     ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Sigmoid", "Tanh")
 )
 _FUNCTIONS = frozenset(("Clip", "ELU", "GELU", "HardSigmoid", "HardSwish", "Mish", "ReLU", "Sigmoid", "Swish", "TanH"))
-_RIGHT = Verdict("right")
+_RIGHT = Match("right")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class BlobVerdicts:
     of layers.
     """
 
-    verdicts: Mapping[Blob, Verdict]
+    verdicts: Mapping[Blob, Match]
     way: Sequence[Slot]
     results: Results
     expected: Mapping[Blob, Array]
@@ -83,17 +84,17 @@ def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts 
         for blob, other in zip(layer.outputs, twin.outputs, strict=False)
     }
 
-    def verdict(blob: str, result: Array | Failure) -> Verdict:
+    def verdict(blob: str, result: Array | Failure) -> Match:
         twin = twins.get(blob)
         expected = None if twin is None else computed.get(twin)
         if isinstance(result, Failure):
-            return Verdict("wrong", result.reason, twin)
+            return Match("wrong", result.reason, twin)
         if not isinstance(expected, np.ndarray):
             return UNKNOWN
         if result.shape != expected.shape:
-            return Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", twin)
+            return Match("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", twin)
         if result.tobytes() == expected.tobytes():
-            return Verdict("right", "", twin)
+            return Match("right", "", twin)
         return as_verdict(compare(result, as_integers(expected), tolerance), twin)
 
     run = net.run(verdict, exact=exact)
@@ -106,7 +107,7 @@ def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts 
     return BlobVerdicts(_by_blob(net, run), run.way, run.results, expected, origins)
 
 
-def _by_blob(net: WrongNet, run: BlobRun[Sequence[Slot]]) -> dict[Blob, Verdict]:
+def _by_blob(net: WrongNet, run: BlobRun[Sequence[Slot]]) -> dict[Blob, Match]:
     """Return the verdicts by blob; inputs are right."""
     return {blob: run.verdicts.get(blob.name, _RIGHT) for layer in net.graph for blob in layer.outputs}
 
@@ -116,10 +117,10 @@ def _against_values(net: WrongNet, *, exact: bool) -> BlobVerdicts | None:
     announce("ncnn and ONNX Runtime compute all blobs and values")
     tolerance = net.tolerance(exact=exact)
 
-    def verdict(blob: str, result: Array | Failure) -> Verdict:
+    def verdict(blob: str, result: Array | Failure) -> Match:
         judged = net.reference.judge(blob, result, tolerance)
         if judged.status == "right" and judged.value == net.names.get(blob, blob) and blob in net.wrong:
-            return Verdict("wrong", net.wrong[blob], judged.value)  # an output must have the model's order of axes
+            return Match("wrong", net.wrong[blob], judged.value)  # an output must have the model's order of axes
         return judged
 
     run = net.run(verdict, exact=exact)
@@ -156,7 +157,7 @@ def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:
     return FirstWrong(_located(net, run, blob, message, suspects), end, path, run)
 
 
-def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Verdict]) -> list[Layer]:
+def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Match]) -> list[Layer]:
     """Return, in the net's order, the layers from which paths of blobs that are not right lead to wrong outputs."""
     leading: set[Layer] = set()
     for layer in reversed(net.graph):
@@ -173,12 +174,12 @@ def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspect
     fed = {slot.blob: net.feeds[slot.name] for slot in run.way if slot.name in net.feeds}
     numbers = {b.name: fed.get(b.name) if b.is_input else run.results.get(b.name) for b in layer.inputs}
     arrays = {name: array for name, array in numbers.items() if isinstance(array, np.ndarray)}
-    verdicts = {b: Verdict("right", "", b.name) if b.is_input else run.verdicts[b] for b in layer.inputs}
+    verdicts = {b: Match("right", "", b.name) if b.is_input else run.verdicts[b] for b in layer.inputs}
     value, origin = run.verdicts[blob].value, run.origins.get(layer, ())
     return locate(blob, net.mode, message, value, origin, suspects=suspects, verdicts=verdicts, arrays=arrays)
 
 
-def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
+def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Match]) -> tuple[Layer, str] | None:
     """Return the layer before `layer` that lost its activation: its output is the function's argument.
 
     The argument is a value of the model, so the blob looks right, but no blob has the function's result. If `layer` may
@@ -211,7 +212,7 @@ def _functions(model: LoadedModel) -> dict[str, list[str]]:
     return {name: outputs for name, outputs in results.items() if name not in others}
 
 
-def _only_special(verdict: Verdict) -> Verdict:
+def _only_special(verdict: Match) -> Match:
     """Return the verdict, but "right" for a wrong blob whose errors are finite."""
     is_finite = verdict.difference is not None and not verdict.difference.special
     return replace(verdict, status="right") if verdict.status == "wrong" and is_finite else verdict

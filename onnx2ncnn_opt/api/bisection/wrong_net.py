@@ -21,16 +21,10 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
+from onnx2ncnn_opt.verdict.blobs import Match, Reference
 from onnx2ncnn_opt.verdict.errors import Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verdict.rules import UNKNOWN_ROUNDING
-from onnx2ncnn_opt.verification.inner_values import (
-    BlobRun,
-    Reference,
-    Verdict,
-    extract_all,
-    likeliest_run,
-    model_values,
-)
+from onnx2ncnn_opt.verification.inner_values import BlobRun, extract_all, likeliest_run, model_values
 from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.outputs import input_slots
@@ -90,7 +84,7 @@ class WrongNet:
         if any(output.blob is None and output.status != "missing" for output in wrong):
             self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
 
-    def run(self, verdict: Callable[[str, Array | Failure], Verdict], *, exact: bool) -> BlobRun[Sequence[Slot]] | None:
+    def run(self, verdict: Callable[[str, Array | Failure], Match], *, exact: bool) -> BlobRun[Sequence[Slot]] | None:
         """Feed the net in all ways; return the run with the most right blobs, None if ncnn refuses the net."""
         net, timeout = (self.param, self.bin), self.verification.timeout
         runner = NcnnRunner(*net, worker=self.worker, mode=self.mode, exact=exact, timeout=timeout, threads=None)
