@@ -54,7 +54,7 @@ def limit_mask_fill(graph: Graph) -> Edits:
     ranges = Ranges()
     for layer in graph.layers:
         is_limit = layer.type == "Clip" or layer.computes(BinaryOp.MAX)
-        acts = not is_limit or (_fill(layer) < -LARGEST and ranges.of(layer.inputs[0]).may_be_inf)
+        acts = not is_limit or (_fill(layer) < -LARGEST and ranges.of(layer.inputs[0]).low < _fill(layer))
         if layer.graph is graph and _fill(layer) <= _HIDING and acts:
             yield from attempt(layer, _Masks([layer], ranges).limited)
 
