@@ -8,57 +8,48 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.bisect import bisect, bisect_passes
-    from onnx2ncnn_opt.api.convert import convert
-    from onnx2ncnn_opt.api.diff import diff
-    from onnx2ncnn_opt.api.inspect import inspect
-    from onnx2ncnn_opt.api.lower import Conversion, Files
-    from onnx2ncnn_opt.api.optimize import optimize
-    from onnx2ncnn_opt.api.optimized import Optimized
-    from onnx2ncnn_opt.api.quantize import Quantization, quantize
-    from onnx2ncnn_opt.api.report import Report, make_report
-    from onnx2ncnn_opt.api.verify import verify
-    from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.progress import listening
-    from onnx2ncnn_opt.regression.run import check
-    from onnx2ncnn_opt.runtime.net import Net
-    from onnx2ncnn_opt.verification.options import Verification
+    from onnx2ncnn_opt.api.bisect import bisect as bisect
+    from onnx2ncnn_opt.api.bisect import bisect_passes as bisect_passes
+    from onnx2ncnn_opt.api.convert import convert as convert
+    from onnx2ncnn_opt.api.diff import diff as diff
+    from onnx2ncnn_opt.api.inspect import inspect as inspect
+    from onnx2ncnn_opt.api.lower import Conversion as Conversion
+    from onnx2ncnn_opt.api.lower import Files as Files
+    from onnx2ncnn_opt.api.optimize import optimize as optimize
+    from onnx2ncnn_opt.api.optimized import Optimized as Optimized
+    from onnx2ncnn_opt.api.options import ConvertOptions as ConvertOptions
+    from onnx2ncnn_opt.api.quantize import Quantization as Quantization
+    from onnx2ncnn_opt.api.quantize import quantize as quantize
+    from onnx2ncnn_opt.api.report import Report as Report
+    from onnx2ncnn_opt.api.report import make_report as make_report
+    from onnx2ncnn_opt.api.verify import verify as verify
+    from onnx2ncnn_opt.param.files import NetFiles as NetFiles
+    from onnx2ncnn_opt.progress import listening as listening
+    from onnx2ncnn_opt.regression.run import check as check
+    from onnx2ncnn_opt.runtime.net import Net as Net
+    from onnx2ncnn_opt.verification.options import Verification as Verification
 
-__all__ = [
-    "Conversion",
-    "Files",
-    "Net",
-    "NetFiles",
-    "Optimized",
-    "Quantization",
-    "Report",
-    "Verification",
-    "__version__",
-]
-__all__ += ["bisect", "bisect_passes", "check", "convert", "diff", "inspect", "listening", "make_report", "optimize"]
-__all__ += ["quantize", "verify"]
-
-_MODULES = {
-    "Conversion": "api.lower",
-    "Files": "api.lower",
-    "Net": "runtime.net",
-    "NetFiles": "param.files",
-    "Optimized": "api.optimized",
-    "Quantization": "api.quantize",
-    "Report": "api.report",
-    "Verification": "verification.options",
-    "bisect": "api.bisect",
-    "bisect_passes": "api.bisect",
-    "check": "regression.run",
-    "convert": "api.convert",
-    "diff": "api.diff",
-    "inspect": "api.inspect",
-    "listening": "progress",
-    "make_report": "api.report",
-    "optimize": "api.optimize",
-    "quantize": "api.quantize",
-    "verify": "api.verify",
+# The public names by module.
+_NAMES = {
+    "api.bisect": ("bisect", "bisect_passes"),
+    "api.convert": ("convert",),
+    "api.diff": ("diff",),
+    "api.inspect": ("inspect",),
+    "api.lower": ("Conversion", "Files"),
+    "api.optimize": ("optimize",),
+    "api.optimized": ("Optimized",),
+    "api.options": ("ConvertOptions",),
+    "api.quantize": ("Quantization", "quantize"),
+    "api.report": ("Report", "make_report"),
+    "api.verify": ("verify",),
+    "param.files": ("NetFiles",),
+    "progress": ("listening",),
+    "regression.run": ("check",),
+    "runtime.net": ("Net",),
+    "verification.options": ("Verification",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -118,8 +118,8 @@ def verdict_page() -> str:
     )
 
 
-_VERDICT = """`verify MODEL NET.param NET.bin` prints for each output the rule that decided, the error, the error that
-the rule allows, and the inputs with the largest error:
+_VERDICT = """`verify MODEL NET.param NET.bin -v` prints for each output the rule that decided, the error, the error
+that the rule allows, and the inputs with the largest error:
 
     output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.3e-07  allowed 3.1e-05  at seed 2, usual
 

@@ -70,7 +70,7 @@ def compare(
     conversion = lower(model, tail="never", quantized="float")
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
-    with conversion.staged_in_temporary_folder() as files:
+    with conversion.staged() as files:
         runner = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER)
         results = runner.run(*way(manifest, feeds))
     for entry in manifest.outputs:

@@ -140,7 +140,7 @@ class Harness:
     def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array | None]:
         """Return the outputs in the model's order; None for a cache, whose layout only ncnn knows."""
         manifest = conversion.manifest()
-        with conversion.staged_in_temporary_folder() as files:
+        with conversion.staged() as files:
             runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self.worker)
             results = runner.extract(*way(manifest, feeds))
         arrays: list[Array] = []

@@ -54,10 +54,10 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     if not any(not blob.is_input for blob in result.graph.outputs):
         return "no output"
     try:
-        with result.staged(folder / "out") as (staged, names):
-            report = result.verify(Verification(timeout=20), files=staged, names=names, worker=worker)
+        with result.staged(folder / "out") as staged:
+            report = result.verify(Verification(timeout=20), files=staged, worker=worker)
             is_short = result.storage is not None and result.storage.count
-            packed = "" if is_short else packing(result, staged, names, worker)
+            packed = "" if is_short else packing(result, staged, result.names, worker)
     except CrashError:
         return "original crashes"
     except RunError:

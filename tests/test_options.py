@@ -9,6 +9,7 @@ import pytest
 import onnx2ncnn_opt
 from onnx2ncnn_opt import Net, listening
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.verification.options import Verification
@@ -99,6 +100,18 @@ def test_types_of_runs(inputs: Any, tmp_path: Path) -> None:
             Net(tmp_path / "net", **options)
 
 
+def test_options_are_arguments_or_one_object(tmp_path: Path) -> None:
+    options = ConvertOptions(tmp_path / "a", shapes={"x": (1, 4)}, verification=None)
+    onnx2ncnn_opt.convert(model(), options)
+    onnx2ncnn_opt.convert(model(), tmp_path / "b", shapes={"x": (1, 4)}, verification=None)
+    ends = (".param", ".bin", ".json")
+    assert [(tmp_path / f"a.ncnn{end}").read_bytes() for end in ends] == [
+        (tmp_path / f"b.ncnn{end}").read_bytes() for end in ends
+    ]
+    with pytest.raises(TypeError, match="shape"):
+        lower(model(), shape={"x": (1, 4)})  # type: ignore[call-overload]
+
+
 def test_printed_in_one_line(tmp_path: Path) -> None:
     conversion = lower(model())
     assert onnx2ncnn_opt.__version__ in conversion.manifest().tool
@@ -140,8 +153,8 @@ def test_the_format_of_onnx_runtime() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "said"),
     [
-        (onnx2ncnn_opt.verification, (3, "a.param"), "a int is not a model"),
-        (onnx2ncnn_opt.verification, ("a.onnx", 3), "param has to be a path"),
+        (onnx2ncnn_opt.verify, (3, "a.param"), "a int is not a model"),
+        (onnx2ncnn_opt.verify, ("a.onnx", 3), "param has to be a path"),
         (onnx2ncnn_opt.bisect, ("a.onnx", 3), "param has to be a path"),
         (onnx2ncnn_opt.diff, ("a.param", 3), "b has to be a path"),
         (onnx2ncnn_opt.inspect, (3,), "path has to be a path"),

@@ -1,7 +1,7 @@
 """The layers that dynamic dimensions cost."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
@@ -12,13 +12,13 @@ from onnx2ncnn_opt.report.words import number_of
 
 
 def cost_of_dynamic(
-    conversion: Conversion, *, layers: int | None = None, ran_at: Mapping[str, int] | None = None, **options: Any
+    conversion: Conversion, *, layers: int | None = None, ran_at: Mapping[str, int] | None = None
 ) -> list[str]:
     """Return a line for the batch and one for the other dynamic dimensions: their cost, and the option to fix them.
 
     Dimensions without a cost get no line, nor does a batch that the net does not have. To count layers, the model is
     lowered with a batch of one, and then also with the other sizes that it `ran_at`. `layers` is the number without
-    the casts that the estimate of fp16 has added, by default the graph's. `options` are for `lower`.
+    the casts that the estimate of fp16 has added, by default the graph's.
     """
     fixed: dict[str, Dim] = {}
     free = {p.free_batch for p in conversion.inputs}
@@ -38,7 +38,8 @@ def cost_of_dynamic(
             if not names_in(port.shape).isdisjoint(fixed)
         }
         try:
-            other = lower(conversion.source, shapes={**conversion.model.given, **shapes}, **options)
+            options = replace(conversion.options, shapes={**conversion.model.given, **shapes})
+            other = lower(conversion.source, options)
             count = count_layers(other.graph)
         except Error:  # the model cannot be lowered at these sizes
             continue

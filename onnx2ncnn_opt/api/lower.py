@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
-from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
+from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
+from onnx2ncnn_opt.api.result import NetResult
+from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
 from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
-from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
 from onnx2ncnn_opt.ir.tables import tables
@@ -41,25 +42,21 @@ from onnx2ncnn_opt.onnx.importer import Imported, import_model
 from onnx2ncnn_opt.onnx.read.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.quantized import AT_RUN_TIME, INT8, without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
-from onnx2ncnn_opt.param.binary import write_weights
-from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
-from onnx2ncnn_opt.param.storage import Storage, encoding_of
+from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.centre import centre
-from onnx2ncnn_opt.rewrite.events import Event, Rewritten
-from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import added_inputs
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.rewrite.square_roots import flush_subnormal_operands
-from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
@@ -68,14 +65,11 @@ if TYPE_CHECKING:
 
     from onnx2ncnn_opt.inputs.draws import Draw
     from onnx2ncnn_opt.outputs import Latency
-    from onnx2ncnn_opt.precision.search_masks import Precision
     from onnx2ncnn_opt.runtime.base import Array, Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.model import ModelRuns
     from onnx2ncnn_opt.verification.report import VerifyReport
 
-TAILS = ("auto", "only-needed", "never")
-QUANTIZED = ("float", "keep")
 NOT_RUN = "what custom operators compute is not known here"
 
 
@@ -110,44 +104,36 @@ class Files(NetFiles):
 
 
 @dataclass(frozen=True, eq=False)
-class Conversion(Rewritten):
+class Conversion(NetResult[Files]):
     """A converted model, in memory.
 
-    `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
-    `events` are the rewrites and near misses of the passes. `layers_before` counts layers before the passes. `custom`
-    are the operators that became custom layers. `minimum` and `cases` are the manifest's. `masks` are the
-    layers that need more than fp16, and `precision` is the estimated effect of fp16. `images` are the inputs that take
-    pixels. `appended` is the model with the decoding of the option `append`; it is also the `source`. `equal` are names
-    of dynamic dimensions that have to be equal, `cost` describes the cost of dynamic dimensions. `report` is the
-    verification, `latency` the time of a run, both None if not requested. `tail` are the nodes after the net; then
-    `model` and `cut` end where the tail begins. If `quantized` is not "float", `kept` has, for each layer of a
-    quantised product, the reason why it is float (empty: it is int8).
+    `inputs` and `outputs` say how the model's arrays go in and out of `graph`. `options` are those of the conversion of
+    `source`, an ONNX model. `layers_before` counts layers before the passes. `custom` are the operators that became
+    custom layers. `minimum` and `cases` are the manifest's. `appended` is the model with the decoding of the option
+    `append`; it is also the `source`. `equal` are names of dynamic dimensions that have to be equal, `cost` describes
+    the cost of dynamic dimensions. `tail` are the nodes after the net; then `model` and `cut` end where the tail
+    begins. With the option `quantized`, `kept` has, for each layer of a quantised product, the reason why it is float
+    (empty: it is int8).
     """
 
     model: LoadedModel
     source: Any
-    graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    events: tuple[Event, ...] = ()
+    options: ConvertOptions
     layers_before: int = 0
     cut: tuple[str, ...] = ()
-    release: int = NEWEST
-    storage: Storage | None = None
     custom: tuple[CustomOp, ...] = ()
     minimum: Mapping[Dim, int] = field(default_factory=dict)
     cases: Collection[Dim] = ()
-    masks: tuple[Mask, ...] = ()
-    precision: Precision | None = None
     images: Mapping[str, Image] = field(default_factory=dict)
     appended: Appended | None = None
     equal: tuple[tuple[str, ...], ...] = ()
     cost: tuple[str, ...] = ()
-    report: VerifyReport | None = None
-    latency: Latency | None = None
     tail: Tail | None = None
-    quantized: str = "float"
     kept: Mapping[str, str] = field(default_factory=dict)
+
+    against = "ONNX Runtime"
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
@@ -171,7 +157,7 @@ class Conversion(Rewritten):
             outputs=tuple(_entry(port, listing.names, caches) for port in self.outputs),
             source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",
-            ncnn=str(self.release),
+            ncnn=str(self.options.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
@@ -183,97 +169,44 @@ class Conversion(Rewritten):
             tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
         )
 
-    @contextmanager
-    def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
-        """Write the files under temporary names, and rename them when the block ends without an error."""
-        with Files.staged(prefix, self.tail) as files:
-            with files.bin.open("wb") as stream:
-                write_weights(self.graph, stream)
-            self.describe(files)
-            yield files
+    def files(self, prefix: PathLike | None) -> Files:
+        """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""
+        return Files.of(self.model.name if prefix is None else prefix)
+
+    def _staging(self, prefix: PathLike) -> AbstractContextManager[Files]:
+        return Files.staged(prefix, self.tail)
 
     def describe(self, files: Files) -> None:
-        """Write the .param and the manifest, the only files that masks change."""
+        """Write the .param and the manifest."""
         listing = write_param(self.graph, files.param)
         files.manifest.write_bytes(self.manifest(listing).to_json().encode())
 
-    def save(self, prefix: str | os.PathLike[str]) -> Files:
-        """Write PREFIX.ncnn.param, .bin and .json, and PREFIX.ncnn.tail.onnx if there is a tail: all, or none.
+    def _require_known(self, consequence: str) -> None:
+        if self.custom:
+            raise VerificationError(f"{consequence}: {NOT_RUN}")
 
-        Raises VerificationError for a net that failed verification.
-        """
-        check_options(prefix=prefix)
-        if self.report is not None:
-            self.report.check()
-        with self.staged(prefix):
-            pass
-        return Files.of(prefix)
-
-    def estimated(
-        self,
-        verification: Verification = Verification(),
-        *,
-        masks: MasksFor = True,
-        bin: Path | None = None,
-        worker: NcnnWorker | None = None,
-    ) -> Conversion:
-        """Simulate fp16 in ncnn; return the conversion with the masks that the net needs, and `precision`.
-
-        The inputs are the feeds of the verification, by default inputs like data. `masks` says whether to set masks, or
-        for which device. `bin` are the weights, if they are written; `worker` is an ncnn process to reuse. Raises
-        RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
-        """
+    def _feeds(self, verification: Verification) -> Mapping[Blob, Feed] | Callable[[Draw], Mapping[Blob, Feed]]:
         from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
-        from onnx2ncnn_opt.precision.fp16_run import Estimator
-        from onnx2ncnn_opt.precision.search_masks import find_masks, masks_for_data
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
         from onnx2ncnn_opt.verification.model_runs import any_feeds, first_sizes
 
-        self._require_known("nothing can be estimated")
-        source, manifest, seed = reference(self.source), self.manifest(), verification.seed
+        source, manifest, given = reference(self.source), self.manifest(), verification.feeds
 
         def by_blob(arrays: Mapping[str, Array]) -> dict[Blob, Feed]:
             feeds = model_feeds([Slot.of(entry) for entry in manifest.inputs], arrays)
             return {port.blob: feeds[entry.blob] for port, entry in zip(self.inputs, manifest.inputs, strict=True)}
 
-        options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
-        options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
-        net: dict[str, Any] = {"worker": worker, "bin": bin}
-        if verification.feeds is None:
-            sizes = first_sizes(source, self.model, manifest, Draw(seed, plain=True), outputs=self.cut)
+        if given is not None:
+            return by_blob(any_feeds(source, self.model, manifest, outputs=self.cut, feeds=given))
+        sizes = first_sizes(source, self.model, manifest, Draw(verification.seed, plain=True), outputs=self.cut)
+        return lambda draw: by_blob(draw_inputs(self.model, sizes, draw=draw))
 
-            def drawn(draw: Draw) -> dict[Blob, Feed]:
-                return by_blob(draw_inputs(self.model, sizes, draw=draw))
-
-            new_masks, precision = masks_for_data(self.graph, drawn, seed, net, **options)
-        else:
-            arrays = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)
-            with Estimator(self.graph, by_blob(arrays), **net) as estimator:
-                new_masks, precision = find_masks([estimator], **options)
-        put_masks(self.graph, ((layer, mask.features) for layer, mask in new_masks.items()))
-        return replace(self, masks=(*self.masks, *new_masks.values()), precision=precision)
-
-    def verify(
-        self,
-        verification: Verification = Verification(),
-        *,
-        files: Files | None = None,
-        worker: NcnnWorker | None = None,
-        runs: Future[ModelRuns] | None = None,
+    def _verify(
+        self, files: Files, verification: Verification, worker: NcnnWorker | None, runs: Future[ModelRuns]
     ) -> VerifyReport:
-        """Compare the net with ONNX Runtime on the original model; `files` are the net's, if they are written.
-
-        `runs` are the model's, if `begin_runs` has started them. Raises VerificationError for `custom` operators,
-        because ONNX Runtime cannot run them.
-        """
         from onnx2ncnn_opt.verification.model import verify_net  # both runtimes
 
-        self._require_known("the net cannot be verified")
-        if files is None:
-            with self.staged_in_temporary_folder() as staged:
-                return self.verify(verification, files=staged, worker=worker)
-        model = (runs or self.begin_runs(verification)).result()
-        tail = None if self.tail is None else self.tail.data
+        model, tail = runs.result(), None if self.tail is None else self.tail.data
         fixed: dict[str, Any] = {"manifest": self.manifest(), "tail": tail, "worker": worker, "runs": model}
         return verify_net(model.source, files.param, files.bin, model.options, **fixed)
 
@@ -285,35 +218,13 @@ class Conversion(Rewritten):
         how = replace(verification, outputs=verification.outputs or self.cut)
         return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
 
-    @contextmanager
-    def staged_in_temporary_folder(self) -> Iterator[Files]:
-        """Write the files to a folder that exists during the block."""
-        with temporary_folder() as folder, self.staged(Path(folder) / "net") as files:
-            yield files
-
-    def _require_known(self, consequence: str) -> None:
-        if self.custom:
-            raise VerificationError(f"{consequence}: {NOT_RUN}")
-
-    def benchmark(
-        self, verification: Verification = Verification(), *, files: Files | None = None, seconds: float = 2.0
-    ) -> Latency:
-        """Time the net and ONNX Runtime, alternating, for `seconds`: in fp32, with one thread of this machine each.
-
-        `files` are the net's, if they are written; `verification` has the inputs. Raises RunError if a runtime fails,
-        and VerificationError for `custom` operators.
-        """
+    def _time(self, files: Files, verification: Verification, seconds: float) -> Latency:
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
         from onnx2ncnn_opt.verification.latency import in_turns
         from onnx2ncnn_opt.verification.model_runs import any_feeds
 
-        check_options(seconds=seconds)
-        self._require_known("the net cannot be timed")
-        if files is None:
-            with self.staged_in_temporary_folder() as staged:
-                return self.benchmark(verification, files=staged, seconds=seconds)
         model, manifest = reference(self.source), self.manifest()
         feeds, seed = verification.feeds, verification.seed
         arrays = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
@@ -324,136 +235,85 @@ class Conversion(Rewritten):
             return in_turns(partial(net.time, blobs, outputs), partial(other.time, arrays), seconds)
 
 
-def lower(  # noqa: PLR0913
-    model: Any,
-    *,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    outputs: Sequence[str] = (),
-    batch_axes: Mapping[str, int | None] | None = None,
-    optimize: bool = True,
-    skip: Collection[str] = (),
-    limit: int | None = None,
-    release: int = NEWEST,
-    storage: str | None = None,
-    custom: Collection[str] = (),
-    masks: MasksFor = True,
-    images: Mapping[str, Image | str] | None = None,
-    tail: str = "auto",
-    append: str | None = None,
-    quantized: str = "float",
-    loaded: LoadedModel | None = None,
-) -> Conversion:
+@takes_options
+def lower(model: Any, options: ConvertOptions) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; run neither the model nor the net.
 
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. With torch, it may also be a
     path of a .pt2 file, an ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by name) and
-    optional `dynamic_shapes`, as for torch.export.export.
-
-    `shapes` binds the sizes of inputs by name: a number, a name (equal names are equal sizes), a sum of names such as
-    "P+S", or None for the model's own. `values` binds whole inputs to constants: {"sr": 16000}. `outputs` are values at
-    which to cut the model. `batch_axes` is the axis of each input that becomes the Mat's batch count, or None. `skip`
-    names passes to skip; `limit` is the largest number of rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
-    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits if they lose little. `custom` operators become
-    layers, such as "my.domain::MyOp=MyLayer:alpha,beta" (docs/plugins.md). `masks` gives feature masks to layers that
-    fp16 certainly breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255: each has
-    an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS: "only-needed"
-    moves nodes at the model's end that ncnn cannot express to a tail after the net, "auto" also nodes that would be
-    many layers. `append` appends the decoding of a detector's raw output to the model:
-    "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: "keep" makes the
-    products of a quantised model int8 layers, "float" float layers with its roundings, if it has no quantised LSTM.
-    `loaded` is the model, if the caller has loaded it with the same bindings; its graph changes.
+    optional `dynamic_shapes`, as for torch.export.export. The options are the fields of `ConvertOptions` as arguments,
+    or one such object. The graph has the masks of layers that fp16 certainly breaks; `Conversion.estimated` finds
+    others.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
         UsageError: an option is invalid.
     """
-    check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
-    check_options(images=images)
-    check_option("names", "custom", custom)
-    if tail not in TAILS:
-        raise UsageError(f"tail has to be one of {', '.join(TAILS)}, not {tail!r:.80}")
-    if quantized not in QUANTIZED:
-        raise UsageError(f"quantized has to be one of {', '.join(QUANTIZED)}, not {quantized!r:.80}")
-    _check_inputs(shapes or {}, batch_axes or {})
-    chosen = entry_points.select(skip=skip)
-    check_release(release)
-    encoding = encoding_of(storage, release)
-    pixels = {name: parse_image(name, image) for name, image in (images or {}).items()}
+    chosen = entry_points.select(skip=options.skip)
+    check_release(options.release)
+    encoding = encoding_of(options.storage, options.release)
+    images = {name: parse_image(name, image) for name, image in (options.images or {}).items()}
     announce("reading the model")
-    source = exported(model, inputs, dynamic_shapes)
-    appended = None if append is None else append_decoding(source, append, shapes)
+    source = exported(model, options.inputs, options.dynamic_shapes)
+    appended = None if options.append is None else append_decoding(source, options.append, options.shapes)
+    known = replace(options, prefix=None, inputs=None, dynamic_shapes=None, append=None, loaded=None, worker=None)
     request = _Request(
         model=model,
         source=appended.model if appended else source,
         appended=appended,
-        bindings={"shapes": shapes, "values": values, "outputs": outputs},
-        batch_axes=batch_axes,
-        custom=custom,
-        tail=tail,
-        quantized=quantized,
-        images=pixels,
-        chosen=chosen if optimize else [],
-        limit=limit,
-        release=release,
+        options=known,
+        images=images,
+        chosen=chosen if options.optimize else [],
         encoding=encoding,
-        masks=masks,
     )
-    conversion = request.conversion(loaded)
-    if conversion.model.length is None or not optimize or any(cache_pairs(conversion.graph)):
+    conversion = request.conversion(options.loaded)
+    if conversion.model.length is None or not options.optimize or any(cache_pairs(conversion.graph)):
         return conversion
     return request.conversion(stepwise=False)  # no cache needs the input `length`
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A model, its ONNX source, and the checked options of `lower`; `bindings` are options of `load_model`."""
+    """A model, its ONNX source, and the options of the conversion of the source."""
 
     model: Any
     source: Any
     appended: Appended | None
-    bindings: Mapping[str, Any]
-    batch_axes: Mapping[str, int | None] | None
-    custom: Collection[str]
-    tail: str
-    quantized: str
+    options: ConvertOptions
     images: Mapping[str, Image]
     chosen: Sequence[Pass]
-    limit: int | None
-    release: int
     encoding: Encoding | None
-    masks: MasksFor
 
     def conversion(self, loaded: LoadedModel | None = None, *, stepwise: bool = True) -> Conversion:
         """Import the model, run the passes, and `finish` the graph."""
-        imported, release = self.imported(loaded, stepwise=stepwise), self.release
+        options, release = self.options, self.options.release
+        imported = self.imported(loaded, stepwise=stepwise)
         take_pixels(imported, self.images)
         graph, before = imported.graph, count_layers(imported.graph)
         is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
         chosen = [p for p in self.chosen if is_dynamic or p.name != "fuse_kv_cache"]
-        events = passes.run(graph, chosen, limit=self.limit, release=release)
+        events = passes.run(graph, chosen, limit=options.limit, release=release)
         flush_subnormal_operands(graph, release)
         require_release(graph, release)
         join_cache_inputs(graph)
         # A pass may replace an output's blob, but keeps the order of outputs.
         outputs = tuple(port._replace(blob=blob) for port, blob in zip(imported.outputs, graph.outputs, strict=True))
         integers = {port.blob for port in (*imported.inputs, *outputs) if not is_float(port.dtype)}
-        if self.quantized == "keep":
+        if options.quantized == "keep":
             centre(graph)
-        finished = finish(graph, encoding=self.encoding, masks=self.masks, integers=integers)
+        finished = finish(graph, encoding=self.encoding, masks=options.masks, integers=integers)
         return Conversion(
             imported.model,
             self.source,
-            graph,
             imported.inputs,
             outputs,
+            options,
+            graph=graph,
+            integers={port.blob for port in outputs if not is_float(port.dtype)},
             events=tuple(events),
             layers_before=before,
-            cut=imported.tail.cut if imported.tail else tuple(self.bindings["outputs"]),
-            release=release,
+            cut=imported.tail.cut if imported.tail else tuple(options.outputs),
             storage=finished.storage,
             custom=imported.custom,
             minimum=imported.minimum,
@@ -462,38 +322,31 @@ class _Request:
             images=self.images,
             appended=self.appended,
             tail=imported.tail,
-            quantized=self.quantized,
             kept=imported.kept,
         )
 
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
         """Import the model; load it from its source unless it is `loaded`."""
-        importers, custom = entry_points.installed_ops(), parse_custom(self.custom)
+        options, importers, custom = self.options, entry_points.installed_ops(), parse_custom(self.options.custom)
         if loaded is None or importers:  # the loaded model lacks functions of importers
             opaque = {(op.domain, op.name) for op in importers} | {(op.domain, op.name) for op in custom}
-            loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **self.bindings)
+            bindings: dict[str, Any] = {x: getattr(options, x) for x in ("shapes", "values", "outputs")}
+            loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
             sha256 = file_hash(Path(self.model))
             loaded = replace(loaded, digest=lambda: sha256)
         at_run_time = {node.op_type for node in loaded.graph if node.op_type in AT_RUN_TIME}
         # ncnn cannot round the states of an LSTM, so the roundings around it would make nothing exact.
-        is_kept = (self.quantized == "keep" or AT_RUN_TIME[1] in at_run_time) and without_rounding(loaded.graph)
-        for node in loaded.graph if self.quantized == "float" else ():
+        is_kept = (options.quantized == "keep" or AT_RUN_TIME[1] in at_run_time) and without_rounding(loaded.graph)
+        for node in loaded.graph if options.quantized == "float" else ():
             node.meta.pop(INT8, None)
         announce("making layers of the operators")
         types = entry_points.layer_types()
-        imported = import_model(loaded, batch_axes=self.batch_axes, types=types, custom=custom, tail=self.tail)
+        imported = import_model(loaded, batch_axes=options.batch_axes, types=types, custom=custom, tail=options.tail)
         if not is_kept or at_run_time or "" in imported.kept.values():
             return imported
-        return replace(self, quantized="float").imported(None, stepwise=stepwise)  # no product became int8
-
-
-def _check_inputs(shapes: GivenShapes, batch_axes: Mapping[str, int | None]) -> None:
-    for name, sizes in shapes.items():
-        check_option("list", f"shapes['{name}']", sizes)
-    for name, axis in batch_axes.items():
-        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-            raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
+        as_float = replace(self, options=replace(options, quantized="float"))
+        return as_float.imported(None, stepwise=stepwise)  # no product became int8
 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
@@ -517,19 +370,19 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
 
 def unoptimised(conversion: Conversion) -> Conversion:
     """Return the model's conversion without passes, masks and 16-bit weights."""
-    return lower(
-        conversion.source,
+    options = replace(
+        conversion.options,
         shapes=conversion.model.given,
         values=conversion.model.values,
         outputs=conversion.cut,
         batch_axes={port.name: port.batch_axis for port in conversion.inputs},
         optimize=False,
-        images=conversion.images,
-        custom=[op.request for op in conversion.custom],
+        release=NEWEST,
+        storage=None,
         masks=False,
         tail="never",
-        quantized=conversion.quantized,
     )
+    return lower(conversion.source, options)
 
 
 def _entry(port: Port, names: Mapping[Blob, str], caches: Mapping[Blob, Cache]) -> Entry:

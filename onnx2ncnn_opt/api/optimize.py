@@ -1,13 +1,14 @@
 """The main job for existing nets: optimise a .param and .bin of any converter, and verify the result."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.net_shapes import add_hints, infer_shapes
 from onnx2ncnn_opt.api.optimized import Optimized, with_passes, with_shapes
-from onnx2ncnn_opt.errors import RunError, VerificationError, check_option, check_options
+from onnx2ncnn_opt.api.options import ConvertOptions
+from onnx2ncnn_opt.errors import check_option, check_options
 from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.memory import peak_memory
@@ -16,7 +17,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.verification.options import NO_ESTIMATE, Verification
+from onnx2ncnn_opt.verification.options import Verification
 
 
 def optimize(  # noqa: PLR0913
@@ -82,38 +83,5 @@ def optimize(  # noqa: PLR0913
         add_hints(net.graph)
     layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(net.graph))
     result = replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
-    if verification is not None and not result.misfit:
-        announce("estimating what fp16 does to the net")
-        try:
-            result = result.estimated(verification, masks=masks)
-        except RunError as error:  # verification gives a better reason, unless it can run the net
-            if masks and result.verify(verification).ok:
-                raise RunError(NO_ESTIMATE.format(error)) from error
-    return _verified(result, prefix, binary, verification, benchmark)
-
-
-def _verified(
-    result: Optimized, prefix: PathLike | None, binary: bool | None, verification: Verification | None, benchmark: bool
-) -> Optimized:
-    """Write the files and verify the net; remove the files if it is wrong."""
-    as_binary = result.is_binary if binary is None else binary
-    files = NetFiles.at(result.source.param.stem if prefix is None else prefix, binary=as_binary)
-    staging = result.staged_in_temporary_folder() if prefix is None else result.staged(prefix, binary=as_binary)
-    before = result.source.bin.stat().st_size - result.trailing_bytes
-    try:
-        with staging as (staged, names):
-            renamed = {blob.name: name for blob, name in names.items() if blob.name != name}
-            result = replace(result, renamed=renamed, sizes=(before, staged.bin.stat().st_size))
-            if verification is None:
-                return result
-            announce("running the net before and after")
-            report = result.verify(verification, files=staged, names=names)
-            result = replace(result, report=report.renamed(astuple(staged), astuple(files)))
-            report.check()
-            if benchmark:
-                announce("timing the net before and after")
-                result = replace(result, latency=result.benchmark(staged, names, verification=verification))
-    except VerificationError:
-        if result.report is None:  # nothing was compared
-            raise
-    return result
+    result = result if binary is None else replace(result, is_binary=binary)
+    return result.finished(ConvertOptions(prefix, verification=verification, masks=masks, benchmark=benchmark))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes
@@ -21,7 +20,8 @@ from onnx2ncnn_opt.api.net_shapes import (
     shapes_of_pnnx,
     without_batches,
 )
-from onnx2ncnn_opt.errors import UsageError, check_options
+from onnx2ncnn_opt.api.result import NetResult
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.detections import DETECTORS
@@ -30,19 +30,16 @@ from onnx2ncnn_opt.ir.features import Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
-from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_staged
-from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import Storage
-from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
-from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_param
+from onnx2ncnn_opt.param.param_bin import named_by_index
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss
 from onnx2ncnn_opt.rewrite.rule import Pass
-from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.inputs.draws import Draw
     from onnx2ncnn_opt.outputs import Latency
-    from onnx2ncnn_opt.precision.search_masks import Precision
     from onnx2ncnn_opt.runtime.base import Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.pair import NetPair
@@ -52,24 +49,19 @@ if TYPE_CHECKING:
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimized(Rewritten):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Optimized(NetResult[NetFiles]):
     """An optimised net, in memory.
 
-    `events` are the rewrites and near misses of the passes; `layers`, `memory` and `sizes` (bytes of weights) are
-    before and after. `storage` is the plan for 16-bit weights, `exchanged` the number of layers whose operands were
-    exchanged to save memory, `dropped_splits` the needless Splits. `misfit` names the layer of the original net that
-    cannot take its inputs at these shapes. `masks` are the layers that need more than fp16, `precision` is the
-    estimated effect of fp16. `notes` are for the user. `report` is the verification, `latency` the time of a run, both
-    None if not requested. `renamed` are names of inputs and outputs that differ in the files.
+    `layers`, `memory` and `sizes` (bytes of weights) are before and after. `exchanged` is the number of layers whose
+    operands were exchanged to save memory, `dropped_splits` the needless Splits. `misfit` names the layer of the
+    original net that cannot take its inputs at these shapes. With `is_binary` the .param is written in ncnn's binary
+    format. `notes` are for the user. `renamed` are names of inputs and outputs that differ in the files.
     """
 
     source: NetFiles
-    graph: Graph
-    events: tuple[Event, ...] = ()
     layers: tuple[int, int]
     memory: tuple[Memory, Memory]
-    storage: Storage | None = None
     exchanged: int = 0
     dropped_splits: tuple[DroppedSplit, ...]
     unread_layers: int
@@ -81,13 +73,11 @@ class Optimized(Rewritten):
     _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # names of detection layers' inputs in that file
     _is_cut: bool = field(repr=False)
     _is_masked: bool = field(default=False, repr=False)  # the original has masks against errors of fp16
-    masks: tuple[Mask, ...] = ()
-    precision: Precision | None = None
     notes: tuple[str, ...] = ()
-    report: VerifyReport | None = None
-    latency: Latency | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     sizes: tuple[int, int] = (0, 0)
+
+    against = "the original"
 
     def __repr__(self) -> str:
         before, after = self.layers
@@ -116,55 +106,49 @@ class Optimized(Rewritten):
         """Return the name of an input or output in the original file."""
         return self._blobs[blob.name]
 
-    @contextmanager
-    def staged(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
-        """Write the files under temporary names; rename them if the block ends without an error.
+    @property
+    def names(self) -> Mapping[Blob, str]:
+        """The names of inputs and outputs in the files; in a binary .param they are indexes."""
+        listing = list_layers(self.graph)
+        return named_by_index(listing) if self.is_binary else listing.names
 
-        Yields the files, and the names of inputs and outputs in them. `binary` is the form of the .param, by default
-        that of the original.
-        """
-        as_binary = self.is_binary if binary is None else binary
-        files = NetFiles.at(prefix, binary=as_binary)
-        with all_or_nothing(files.param, files.bin) as (param, bin):
-            yield NetFiles(param, bin), write_staged(self.graph, param, bin, binary=as_binary)
+    def files(self, prefix: PathLike | None) -> NetFiles:
+        """Return the paths PREFIX.param (PREFIX.param.bin if binary) and PREFIX.bin."""
+        return NetFiles.at(self.source.param.stem if prefix is None else prefix, binary=self.is_binary)
 
     @contextmanager
-    def staged_in_temporary_folder(self) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
-        """Write the files to a folder that exists during the block."""
-        with temporary_folder() as folder, self.staged(Path(folder) / "net") as staged:
-            yield staged
+    def _staging(self, prefix: PathLike) -> Iterator[NetFiles]:
+        with all_or_nothing(*self.files(prefix).paths) as staged:
+            yield NetFiles(*staged)
 
-    def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
-        """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none.
+    def describe(self, files: NetFiles) -> None:
+        """Write the .param."""
+        write_param(self.graph, files.param, binary=self.is_binary)
 
-        Raises VerificationError for a net that failed verification.
-        """
-        check_options(prefix=prefix)
-        if self.report is not None:
-            self.report.check()
-        as_binary = self.is_binary if binary is None else binary
-        with self.staged(prefix, binary=as_binary):
-            return NetFiles.at(prefix, binary=as_binary)
+    def _with_files(self, files: NetFiles) -> Optimized:
+        renamed = {blob.name: name for blob, name in self.names.items() if blob.name != name}
+        before = self.source.bin.stat().st_size - self.trailing_bytes
+        return replace(self, renamed=renamed, sizes=(before, files.bin.stat().st_size))
 
-    def estimated(self, verification: Verification = Verification(), *, masks: MasksFor = True) -> Optimized:
-        """Simulate fp16 in ncnn, on inputs like data; return the net with the masks that it needs, and `precision`.
+    def _require_known(self, consequence: str) -> None:
+        if self.misfit:
+            raise UsageError(
+                f"{consequence} at these shapes, which it does not take: {self.misfit}; give others with --shape, or "
+                "leave out the verification with --no-verify"
+            )
 
-        `masks` says whether to set masks, or for which device; a net that already has such masks keeps them. Raises
-        UsageError if an input's shape is unknown, and RunError if ncnn cannot run the net.
-        """
-        from onnx2ncnn_opt.precision.search_masks import masks_for_data
+    def _feeds(self, verification: Verification) -> Callable[[Draw], Mapping[Blob, Feed]]:
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
 
-        seed, wanted = verification.seed, masks and not self._is_masked
+        draws = partial(self.pair.draws, verification.seed)
+        return lambda draw: {blob: Feed(x) for _, arrays in draws([draw]) for blob, x in arrays.items()}
 
-        def drawn(draw: Draw) -> dict[Blob, Feed]:
-            return {blob: Feed(array) for _, feeds in self.pair.draws(seed, [draw]) for blob, array in feeds.items()}
-
-        options: dict[str, Any] = {"budget": verification.budget, "effort": verification.effort}
-        new_masks, precision = masks_for_data(self.graph, drawn, seed, masks=wanted, **options)
-        put_masks(self.graph, ((layer, mask.features) for layer, mask in new_masks.items()))
-        layers = (self.layers[0], count_layers(self.graph))
-        return replace(self, masks=(*self.masks, *new_masks.values()), precision=precision, layers=layers)
+    def estimated(
+        self, verification: Verification = Verification(), *, masks: MasksFor = True, **net: Any
+    ) -> Optimized:
+        """Simulate fp16 in ncnn (`NetResult.estimated`); a net that already has masks keeps them."""
+        result = super().estimated(verification, masks=masks and not self._is_masked, **net)
+        return replace(result, layers=(self.layers[0], count_layers(self.graph)))
 
     @property
     def pair(self) -> NetPair:
@@ -175,53 +159,20 @@ class Optimized(Rewritten):
             self.source, self.graph, self._blobs, self.shapes, self._examples(), self.storage, self._boxes, self._is_cut
         )
 
-    def verify(
-        self,
-        verification: Verification = Verification(),
-        *,
-        files: NetFiles | None = None,
-        names: Mapping[Blob, str] | None = None,
-        worker: NcnnWorker | None = None,
+    def _verify(
+        self, files: NetFiles, verification: Verification, worker: NcnnWorker | None, runs: None
     ) -> VerifyReport:
-        """Run the net before and after the passes in ncnn, and compare every output except `caches`.
-
-        `files` and `names` are the results of `staged`; without them the graph is written to temporary files. `worker`
-        is an ncnn process to reuse.
-
-        Raises VerificationError or RunError if ncnn cannot run the original net. Raises UsageError if an input has no
-        shape, or a shape that the net cannot take: ncnn would access memory outside its blobs.
-        """
-        if self.misfit:
-            raise UsageError(
-                f"the net cannot be verified at these shapes, which it does not take: {self.misfit}; give others with "
-                "--shape, or leave out the verification with --no-verify"
-            )
         from onnx2ncnn_opt.verification.pair import verify_pair
 
-        return verify_pair(self.pair, verification, files=files, names=names, worker=worker)
+        return verify_pair(self.pair, verification, files=files, names=self.names, worker=worker)
 
-    def benchmark(
-        self,
-        files: NetFiles | None = None,
-        names: Mapping[Blob, str] | None = None,
-        *,
-        verification: Verification = Verification(),
-        seconds: float = 2.0,
-    ) -> Latency:
-        """Time the net after and before the passes, alternating, for `seconds`: in fp32, with one thread each.
-
-        The other arguments are as for `verify`. Raises UsageError for a net that was cut, or if an input's shape is
-        unknown, and RunError if ncnn cannot run a net.
-        """
+    def _time(self, files: NetFiles, verification: Verification, seconds: float) -> Latency:
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
         from onnx2ncnn_opt.runtime.targets import find_target
         from onnx2ncnn_opt.verification.latency import in_turns
 
-        if self._is_cut or self.misfit:
-            raise UsageError("only a whole net, at shapes that it takes, can be timed before and after")
-        if files is None or names is None:
-            with self.staged_in_temporary_folder() as (staged, staged_names):
-                return self.benchmark(staged, staged_names, verification=verification, seconds=seconds)
+        if self._is_cut:
+            raise UsageError("only a whole net can be timed before and after")
         _, drawn = next(self.pair.draws(verification.seed))
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
         target = find_target(verification.on)
@@ -231,7 +182,7 @@ class Optimized(Rewritten):
             old_names = {blob: self._blobs[blob.name] for blob in (*drawn, *outputs)}
             time_after, time_before = (
                 partial(runner.time, {of[blob]: array for blob, array in drawn.items()}, [of[blob] for blob in outputs])
-                for runner, of in ((after, names), (before, old_names))
+                for runner, of in ((after, self.names), (before, old_names))
             )
             return in_turns(time_after, time_before, seconds)
 

@@ -1,7 +1,7 @@
 """Converting a model or net to int8 layers, with scales from data or from a quantised model."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.lower import Conversion, Files
+from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.graph import Graph
@@ -18,14 +19,7 @@ from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manife
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
 from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
-from onnx2ncnn_opt.param.files import (
-    NetFiles,
-    PathLike,
-    bin_beside,
-    read_graph,
-    write_net,
-    write_staged,
-)
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_graph, write_net, write_staged
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
@@ -105,18 +99,18 @@ def quantize(  # noqa: PLR0913
     table: PathLike | None = None,
     like: PathLike | None = None,
     on: str | None = None,
-    **conversion: Any,
+    conversion: ConvertOptions = ConvertOptions(),
 ) -> Quantization:
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
 
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
-    samples, or an iterable of samples. A model is first converted and verified with the options of `convert`, such as
-    `shapes` or `images`. Layers that are faster in int8 on this machine become int8, or `every` layer; `keep` names
-    layers that stay float. A `budget`, ``40dB`` or ``top1=0.99``, is the required agreement with the float net: layers
-    become float again until it is met. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64
-    numbers of a row; the default is blocks, or one scale if only that is faster. A `table` of ncnn2table gives scales
-    of layers. `like` is the .param of an earlier int8 net: the same layers get the same forms, without measuring times.
-    Times are measured `on` a target (`Verification.on`); for an emulated target a table of kernels decides.
+    samples, or an iterable of samples. A model is first converted and verified with the options `conversion`. Layers
+    that are faster in int8 on this machine become int8, or `every` layer; `keep` names layers that stay float. A
+    `budget`, ``40dB`` or ``top1=0.99``, is the required agreement with the float net: layers become float again until
+    it is met. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; the
+    default is blocks, or one scale if only that is faster. A `table` of ncnn2table gives scales of layers. `like` is
+    the .param of an earlier int8 net: the same layers get the same forms, without measuring times. Times are measured
+    `on` a target (`Verification.on`); for an emulated target a table of kernels decides.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it computes scales at
     run time. The float net is the model without its roundings. The int8 net may be half a decibel farther from it than
@@ -129,20 +123,21 @@ def quantize(  # noqa: PLR0913
     net = Path(net) if isinstance(net, str) else net
     with temporary_folder() as folder:
         if isinstance(net, Path) and net.name.endswith((".param", ".param.bin")):
-            if given := [name for name, value in conversion.items() if value and name != "verification"]:
+            pairs = {x.name: (getattr(conversion, x.name) or None, x.default or None) for x in fields(conversion)}
+            if given := [name for name, (value, default) in pairs.items() if value != default]:
                 raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
             return _of_net(net, bin_beside(net) if bin is None else Path(bin), data, options)
         return _of_model(net, data, options, conversion, Path(folder) / "float")
 
 
-def _of_model(net: Any, data: Any, options: Options, conversion: Mapping[str, Any], prefix: Path) -> Quantization:
+def _of_model(net: Any, data: Any, options: Options, conversion: ConvertOptions, prefix: Path) -> Quantization:
     """Quantise a model; its float net is in files with this prefix meanwhile."""
     float_source, products = _without_quantisation(net)
     has_scales = any(product.input_scale for product in products.values())
     if data is None and not has_scales:
         raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
     with up_to(_CONVERTED):
-        float_net = convert(net if float_source is None else float_source, **conversion)
+        float_net = convert(net if float_source is None else float_source, conversion)
     if float_net.report is None:
         raise UsageError("quantize needs a verification of the float net")
     float_net.report.check()
@@ -162,7 +157,7 @@ def _of_model(net: Any, data: Any, options: Options, conversion: Mapping[str, An
         if options.budget == Budget():
             options = replace(options, budget=Budget(decibels=decibels - _TOLERANCE, other_data=False))
     feeds = _Feeds(samples, manifest.inputs)
-    result = quantize_net(files.param, files.bin, feeds, options, given=given, release=float_net.release)
+    result = quantize_net(files.param, files.bin, feeds, options, given=given, release=float_net.options.release)
     layers = tuple(replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
     result = replace(result, layers=layers, notes=(*result.notes, *notes))
     manifest = read_manifest(files.manifest)

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.api.optimized import Optimized
 from onnx2ncnn_opt.api.report_rows import bytes_of, layer_rows, memory_course, with_measurements
+from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.api.verify import verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
@@ -37,7 +38,6 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.blobs import Match, Reference
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
 from onnx2ncnn_opt.verification.inner_values import LayerRun, extract_all, inner_blobs, likeliest_run, model_values
@@ -103,6 +103,15 @@ def make_report(
     return Report((report_net(model, param, bin, verified, verification),), verified)
 
 
+def report_result(result: NetResult[Any], verification: Verification | None) -> NetRecord:
+    """Return the record of a conversion or an optimised net."""
+    how = () if verification is None else (verification,)
+    if isinstance(result, Conversion):
+        return report_conversion(result, result.report, *how)
+    assert isinstance(result, Optimized)
+    return report_optimized(result, result.report, *how)
+
+
 def report_conversion(
     conversion: Conversion, verified: VerifyReport | None = None, verification: Verification = Verification()
 ) -> NetRecord:
@@ -113,7 +122,7 @@ def report_conversion(
     announce("converting the model without passes")
     before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
     run = LayerRun({})
-    with conversion.staged_in_temporary_folder() as files:
+    with conversion.staged() as files:
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
@@ -151,8 +160,7 @@ def report_optimized(
     source = optimized.source
     before = read_net(source.param, source.bin, optimized.graph.types).graph
     run = LayerRun({})
-    with temporary_folder() as folder:
-        files = optimized.save(Path(folder) / "net", binary=False)
+    with replace(optimized, is_binary=False).staged() as files:
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
             run = _NetOnDevice(files.param, files.bin, after, verification).against_net(before, optimized, verified)
@@ -303,9 +311,7 @@ def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, tuple[int, ...]], dict[
     return {name: shape for name, (shape, _) in mats.items()}, {name: batch for name, (_, batch) in mats.items()}
 
 
-def _sides_of(
-    result: Conversion | Optimized, before: Graph, after: Graph, run: LayerRun, inputs: InputSizes
-) -> dict[str, Any]:
+def _sides_of(result: NetResult[Any], before: Graph, after: Graph, run: LayerRun, inputs: InputSizes) -> dict[str, Any]:
     """Return a net before and after the passes side by side, see `_sides`."""
     twins = {clean_name(layer.name): layer for layer in result.graph}
     masks = {clean_name(mask.layer): mask.reason for mask in result.masks}

@@ -1,4 +1,4 @@
-"""A search for options with which a refused or wrong model converts."""
+"""A search for options with which a refused or wrong model converts, for the error's message."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain, permutations, product
 from pathlib import Path
@@ -19,18 +21,18 @@ import onnx.utils
 import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.api.options import ConvertOptions
+from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.exported import reference
-from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
+from onnx2ncnn_opt.onnx.read.given import GivenSize
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.system import command_line, temporary_folder
-from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -51,19 +53,47 @@ _ASPECT = 4 / 3
 _RATES = (16000, 8000)  # usual sample rates
 
 
-def working_options(
-    model: Any, error: Error, options: Mapping[str, Any], verification: Verification | None
-) -> dict[str, Any] | None:
-    """Return further options for `lower` (shapes and values, outputs, or custom) with which the model converts.
+@contextmanager
+def advised(model: Any, options: ConvertOptions, arguments: Sequence[str]) -> Iterator[None]:
+    """Add to an error of the block the command that works, if there is one; `arguments` are those of this command."""
+    try:
+        yield
+    except (RunError, UnprovenError, UnsupportedError, UsageError) as error:
+        if not isinstance(error, CrashError) and (options.shapes or not isinstance(error, UsageError)):
+            error.args = (_with_command(model, error, options, arguments),)
+        raise
 
-    With a `verification`, the net also agrees with ONNX Runtime. Return None if no attempt succeeds within 15 seconds.
+
+def _with_command(model: Any, error: Error, options: ConvertOptions, arguments: Sequence[str]) -> str:
+    """Return the text of an error, with a command that works instead of advice if there is one."""
+    more, text = working_options(model, error, options), str(error)
+    if more is None:
+        return text
+    second: Sequence[str] = ()
+    if isinstance(error, UnsupportedError) and error.second and more == {"outputs": [*error.cuts[0]]}:
+        second = second_net(model, *error.second)
+    if "shapes" in more and not isinstance(error, UsageError):
+        more = {**more, "shapes": {**(options.shapes or {}), **more["shapes"]}}
+    shapes = ["--shape"] if "shapes" in more or isinstance(error, UsageError) else []
+    kept = without(arguments, *shapes, *(f"--{name}" for name in ("outputs", "custom") if name in more))
+    kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
+    if error.advice and more.keys() <= {"shapes", "values"}:
+        text = text.partition(error.advice)[0].rstrip()
+    works = command_line(*kept, *ConvertOptions(**more).arguments)
+    return "\n".join([text, WORKS + works, *(THEN + line for line in second)])
+
+
+def working_options(model: Any, error: Error, options: ConvertOptions) -> dict[str, Any] | None:
+    """Return further options (shapes and values, outputs, append, or custom) with which the model converts.
+
+    With a verification, the net also agrees with ONNX Runtime. Return None if no attempt succeeds within 15 seconds.
     After a UsageError, the options replace the given shapes, and may be empty.
     """
-    given = options["shapes"] or {}
+    given, verification = options.shapes or {}, options.verification
     if isinstance(error, UsageError):
-        options = {**options, "shapes": None}
+        options = replace(options, shapes=None)
     try:
-        loaded = load_model(model, shapes=options["shapes"], values=options["values"])
+        loaded = load_model(model, shapes=options.shapes, values=options.values)
     except Error:
         return None
     end = time.monotonic() + _SECONDS
@@ -81,10 +111,12 @@ def working_options(
     while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
             break
-        announce(f"trying {' '.join(as_arguments(more))}")
-        tried = {key: {**(options[key] or {}), **new} if isinstance(new, dict) else new for key, new in more.items()}
+        announce(f"trying {' '.join(ConvertOptions(**more).arguments)}")
+        tried = {
+            key: {**(getattr(options, key) or {}), **new} if isinstance(new, dict) else new for key, new in more.items()
+        }
         try:
-            conversion = lower(model, **{**options, **tried})
+            conversion = lower(model, replace(options, **tried))  # type: ignore[arg-type]
             if verification is None or conversion.custom or conversion.verify(verification).ok:
                 return more
         except Error as again:
@@ -109,50 +141,34 @@ def second_net(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> li
 
 
 def _around(
-    attempts: Iterator[dict[str, Any]], model: LoadedModel, error: UnsupportedError, options: Mapping[str, Any]
+    attempts: Iterator[dict[str, Any]], model: LoadedModel, error: UnsupportedError, options: ConvertOptions
 ) -> Iterator[dict[str, Any]]:
     """Yield options for refused nodes before and after other attempts."""
-    if any(node.operator in RANDOM for node in error.nodes) and options["append"] is None:
+    if any(node.operator in RANDOM for node in error.nodes) and options.append is None:
         yield {"append": NOISE_INPUTS}
     yield from _without_refused(model, error, {}, options)
     # Operators of a user's domain, not of one of ONNX's.
     operators = dict.fromkeys(node.operator for node in error.nodes)
     unknown = [name for name in operators if "::" in name and not name.startswith("ai.onnx.ml::")]
     if len(unknown) == len(operators):
-        yield {"custom": [*options["custom"], *unknown]}
+        yield {"custom": [*options.custom, *unknown]}
     yield from attempts
     yield from ({"outputs": list(names)} for names in error.cuts)
 
 
 def _without_refused(
-    model: LoadedModel, error: Error, tried: Mapping[str, Any], options: Mapping[str, Any]
+    model: LoadedModel, error: Error, tried: Mapping[str, Any], options: ConvertOptions
 ) -> Iterator[dict[str, Any]]:
     """Yield the tried options without the refused outputs, if only outputs are refused."""
     nodes = error.nodes if isinstance(error, UnsupportedError) else ()
     refused = {node.node for node in nodes if node.operator == "graph output"}
     outputs = [value.name for value in model.graph.outputs if value.name not in refused]
-    if refused and len(refused) == len(nodes) and outputs and not options["outputs"] and "outputs" not in tried:
+    if refused and len(refused) == len(nodes) and outputs and not options.outputs and "outputs" not in tried:
         yield {**tried, "outputs": outputs}
 
 
 def _rounded_up(size: GivenSize) -> GivenSize:
     return -(-size // _STRIDE) * _STRIDE if isinstance(size, int) else size
-
-
-def as_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the options as arguments of the command."""
-    arguments = []
-    for name, value in options.get("values", {}).items():
-        arguments += ["--value", f"{name}={str(value).lower()}"]
-    for name, shape in options.get("shapes", {}).items():
-        arguments += ["--shape", f"{name}:{listed_sizes(shape)}"]
-    if "outputs" in options:
-        arguments += ["--outputs", ",".join(options["outputs"])]
-    if "append" in options:
-        arguments.append("--noise-inputs")
-    if custom := options.get("custom"):
-        arguments += [*(word for name in custom for word in ("--custom", name)), "--no-verify"]
-    return arguments
 
 
 def without(arguments: Sequence[str], *options: str) -> list[str]:

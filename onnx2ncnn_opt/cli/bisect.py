@@ -10,7 +10,7 @@ import click
 
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
-from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.bisect import Bisection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ from onnx2ncnn_opt.cli.options import (
     verification_option,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.summary import require_runtimes
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
-from onnx2ncnn_opt.cli.verification import require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.param.files import NetFiles
@@ -59,7 +58,7 @@ def mixed(
 
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)
-    check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
+    check_targets(files.paths, {"the model": model, "the net": param, "the net's weights": bin})
     require_runtimes(verification.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with output.working(f"finding masks for {param}"):
@@ -74,7 +73,7 @@ def mixed(
         "seconds": result.seconds,
         "checked": result.checked,
         "notes": [note] if note else [],
-        "files": written(files),
+        "files": written(files.paths),
     }
 
 
@@ -88,9 +87,4 @@ def _lines(result: Mixed, files: NetFiles) -> list[str]:
         cost = "" if chosen.seconds is None else f"; costs {chosen.seconds * 1e3:+.2f} ms"
         lines.append(f"mask: {chosen.mask}{cost}")
     time = "not measured" if result.seconds is None else f"{result.seconds * 1e3:.2f} ms with masks"
-    return [
-        *lines,
-        f"masks: {len(result.chosen)}",
-        f"time: {time}",
-        f"wrote: {', '.join(map(str, astuple(files)))}",
-    ]
+    return [*lines, f"masks: {len(result.chosen)}", f"time: {time}", f"wrote: {', '.join(map(str, files.paths))}"]

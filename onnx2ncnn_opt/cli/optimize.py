@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
-from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.output import Output, output_options, run_each
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
-from onnx2ncnn_opt.cli.several import run_each
+from onnx2ncnn_opt.cli.summary import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets, written
-from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def optimize(
     for param, path in prefixes.items():
         sources = {"the input": param, "the input's weights": nets[param]}
         for as_binary in (False, True) if binary is None else (binary,):
-            check_targets(astuple(NetFiles.at(path, binary=as_binary)), sources)
+            check_targets(NetFiles.at(path, binary=as_binary).paths, sources)
     if not no_verify:
         require_runtimes(verification.on)
     options["shapes"] = verification.shapes
@@ -133,22 +132,16 @@ def _optimize(
 ) -> None:
     """Optimise one net, and show the result."""
     from onnx2ncnn_opt.api.optimize import optimize
-    from onnx2ncnn_opt.cli.optimization import optimization_blocks, optimization_fields
-    from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.cli.summary import optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
         result = optimize(param, bins[param], prefix, **options)
     verified = result.report
-    as_binary = result.is_binary if options["binary"] is None else options["binary"]
-    files = written(NetFiles.at(prefix, binary=as_binary)) if verified is None or verified.ok else []
+    paths = result.files(prefix).paths
+    files = written(paths) if verified is None or verified.ok else []
     fields |= optimization_fields(result, files, time.perf_counter() - clock)
-    if page.path is not None:
-        from onnx2ncnn_opt.api.report import report_optimized
-
-        with output.working("gathering what the report shows"):
-            page.records.append(report_optimized(result, verified, options["verification"]))
-    target = NetFiles.at(prefix, binary=as_binary).param
-    output.show(optimization_blocks(result, param, target, files, fields["seconds"], verbose=verbose))
+    page.add(output, result, options["verification"])
+    output.show(optimization_blocks(result, param, paths[0], files, fields["seconds"], verbose=verbose))
     if verified is not None and not verified.ok:
         raise failure(verified, "no files are written")

@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -344,22 +345,12 @@ def _masks(options: dict[str, Any]) -> None:
     options["masks"] = options["masks"] and (device or True)
 
 
-def _budget(ctx: click.Context, param: click.Parameter, text: str | None) -> float | str | None:
-    """Return the budget of masks as a number; for `convert --quantize`, text such as 40dB stays text."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        if any(other.name == "quantize" for other in ctx.command.params):
-            return text
-        raise click.BadParameter(f"'{text}' is not a valid float.", ctx, param) from None
-
-
 budget_option = click.option(
     "--budget",
-    callback=_budget,
+    type=float,
     metavar="ERROR",
     help="The largest error of an output in fp16, in units of its largest value; masks keep it at any price.  "
-    "[default: 2e-2, at a low price]  With --quantize, 40dB or top1=0.99: the required agreement with the float net.",
+    "[default: 2e-2, at a low price]",
 )
 masks_option = all_of(
     negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16."),
@@ -369,7 +360,6 @@ masks_option = all_of(
         type=click.Choice(["arm", "vulkan"]),
         help="Leave out masks that only the other kind of device needs.  [default: both]",
     ),
-    budget_option,
     changing(_masks),
 )
 verbose_option = click.option(
@@ -384,3 +374,87 @@ layers_option = click.option(
 def skip_option(help: str = "Skip a pass; may be given several times.") -> Decorator:
     """Return the option --skip, as `skip`."""
     return click.option("--skip", multiple=True, metavar="PASS", help=help)
+
+
+def _axes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int | None]:
+    """Return axes by input name, from ``name:0`` or ``name:none``; names may contain colons."""
+    axes = {}
+    for text in values:
+        name, _, axis = text.rpartition(":")
+        if not name or not re.fullmatch(r"-?\d+|none", axis):
+            raise UsageError(f"--batch-axis takes NAME:0, or another axis, or NAME:none, not '{text}'")
+        axes[name] = None if axis == "none" else int(axis)
+    return axes
+
+
+def _conversion(options: dict[str, Any]) -> None:
+    from onnx2ncnn_opt.api.options import ConvertOptions
+
+    _verify(options)
+    last_row = options.pop("last_row")
+    changes = [options.pop("append"), None if last_row is None else f"last-row:{last_row}"]
+    changes = [*filter(None, changes), *(["noise-inputs"] if options.pop("noise_inputs") else [])]
+    if len(changes) > 1:
+        raise click.UsageError("--append, --last-row and --noise-inputs each change the model: give one of them")
+    verification = options["verification"]
+    names = {field.name for field in fields(ConvertOptions)} - {"prefix"}
+    given = {name: options.pop(name) for name in names.intersection(options)}
+    given["outputs"] = [name for names in given["outputs"] for name in names.split(",")]
+    given |= {"shapes": verification.shapes, "values": verification.values, "append": next(iter(changes), None)}
+    given["verification"] = replace(verification, shapes=None, values=None)
+    options["conversion"] = ConvertOptions(**given)
+
+
+# The options of `convert` and `quantize` for a conversion, as one `ConvertOptions`.
+conversion_options = all_of(
+    given_options,
+    effort_option,
+    tolerance_options,
+    click.option(
+        "--outputs", multiple=True, metavar="NAME,...", help="Convert only the part of the model up to these values."
+    ),
+    click.option(
+        "--batch-axis",
+        "batch_axes",
+        multiple=True,
+        callback=_axes,
+        metavar="NAME:K",
+        help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
+    ),
+    image_option,
+    click.option(
+        "--tail",
+        type=click.Choice(["auto", "only-needed", "never"]),
+        default="auto",
+        show_default=True,
+        help="Nodes that may follow the net as NumPy or C++: those that ncnn cannot express (only-needed), and also "
+        "those that would be many layers (auto), such as TopK and NonMaxSuppression.",
+    ),
+    click.option(
+        "--quantized",
+        type=click.Choice(["float", "keep"]),
+        default="float",
+        show_default=True,
+        help="The layers for products of a quantised model: float layers with the model's roundings (float), or int8 "
+        "layers with its weights and scales, which are smaller and faster and differ a little (keep).",
+    ),
+    click.option(
+        "--append",
+        metavar="nms:OUTPUT[:conf=...:iou=...:max=...]",
+        help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; "
+        "further options say how to read the columns: boxes=, classes=, objectness=, layout=.",
+    ),
+    click.option(
+        "--last-row",
+        metavar="OUTPUT",
+        help="Compute only the last row of an output: in logits [batch, tokens, vocabulary], the scores of the next "
+        "token.",
+    ),
+    click.option("--noise-inputs", is_flag=True, help="Make inputs of nodes that draw random numbers."),
+    release_option,
+    storage_options,
+    masks_option,
+    skip_option(),
+    negative_option("--no-optimize", "optimize", "Skip all passes."),
+    changing(_conversion),
+)

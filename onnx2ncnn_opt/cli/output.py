@@ -1,4 +1,4 @@
-"""The output of a command: lines for users, one JSON object for programs, or only errors."""
+"""The output of a command, for one or several models: lines for users, one JSON object for programs, or only errors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
 
 FORMAT_VERSION = 1
+_RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
 
 
 class Output:
@@ -91,3 +93,43 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _set_flag}
     as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **flag)
     return as_json(click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **flag)(with_output))
+
+
+def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path, Path, dict[str, Any]], None]) -> None:
+    """Run a job for each model, with the prefix of its files and its fields of the JSON, which the job fills in.
+
+    A single job raises its errors. Errors of several jobs are printed at once; at the end comes a table, and the exit
+    code is the largest of all.
+    """
+    from onnx2ncnn_opt.report.console import Table, printable
+
+    results = output.fields["results"] = []
+    for path, prefix in prefixes.items():
+        name = str(path)
+        fields: dict[str, Any] = {"source": name, "exit_code": 0, "error": None}
+        results.append(fields)
+        try:
+            job(path, prefix, fields)
+        except BrokenPipeError:  # the reader has closed the pipe
+            raise
+        except (Error, OSError, MemoryError) as error:
+            code = error.exit_code if isinstance(error, Error) else 1
+            fields |= {"exit_code": code, "error": error_fields(error)}
+            if len(prefixes) == 1:
+                raise
+            text = message_of(error)
+            message = text if text.startswith(name) else f"{name}: {text}"
+            click.echo(f"Error: {printable(message)}", err=True)
+    if len(prefixes) == 1:
+        return
+    output.show([Table(("model", "result", "layers", "time", ""), tuple(map(_row, results)), "result")])
+    if worst := max(fields["exit_code"] for fields in results):
+        raise click.exceptions.Exit(worst)
+
+
+def _row(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    result = _RESULTS.get(fields["exit_code"], "ok" if fields.get("verification") else "ok, not verified")
+    layers = "{before} -> {after}".format(**fields["layers"]) if "layers" in fields else "-"
+    seconds = f"{fields['seconds']:.1f} s" if "seconds" in fields else "-"
+    message = fields["error"]["message"].partition("\n")[0] if fields["error"] else ""
+    return fields["source"], result, layers, seconds, message

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +15,9 @@ from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.errors import Stop
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.result import NetResult
     from onnx2ncnn_opt.report.record import NetRecord
+    from onnx2ncnn_opt.verification.options import Verification
 
 
 class ReportFile:
@@ -23,6 +26,14 @@ class ReportFile:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.records: list[NetRecord] = []
+
+    def add(self, output: Output, result: NetResult[Any], verification: Verification | None, **more: Any) -> None:
+        """Add the record of a net, with `more` fields, if there is a page."""
+        if self.path is not None:
+            from onnx2ncnn_opt.api.report import report_result
+
+            with output.working("gathering what the report shows"):
+                self.records.append(replace(report_result(result, verification), **more))
 
     @contextmanager
     def written(self, output: Output, sources: Mapping[str, Path]) -> Iterator[None]:

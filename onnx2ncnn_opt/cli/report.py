@@ -9,8 +9,8 @@ import click
 
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields, require_runtimes
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification

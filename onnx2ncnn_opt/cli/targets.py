@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +71,6 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
                 raise UsageError(f"cannot write {path}: it is {what} itself")
 
 
-def written(files: Any) -> list[dict[str, Any]]:
-    """Return the existing files of a record of paths, as entries of the JSON."""
-    return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files) if path.is_file()]
+def written(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return those files that exist, as entries of the JSON."""
+    return [{"path": str(path), "bytes": path.stat().st_size} for path in paths if path.is_file()]

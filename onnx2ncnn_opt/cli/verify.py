@@ -10,7 +10,7 @@ import click
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
-from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields
+from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields
 from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @option.effort_option
 @option.tolerance_options
 @report_option
+@click.option("-v", "--verbose", is_flag=True, help="Print the error that each rule allows, and the inputs.")
 @output_options
 @option.verification_option
 def verify(
@@ -38,6 +39,7 @@ def verify(
     manifest_path: Path | None,
     verification: Verification,
     report: ReportFile,
+    verbose: bool,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
@@ -54,7 +56,7 @@ def verify(
                 record = report_net(model, param, bin, result, verification)
             report.records.append(record)
     output.fields |= report_fields(result)
-    output.show(report_blocks(result, param, model))
+    output.show(report_blocks(result, param, model, verbose=verbose))
     if not result.ok:
         from onnx2ncnn_opt.api.working_options import without
 

@@ -36,6 +36,11 @@ class NetFiles:
     param: Path
     bin: Path
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(vars(self).values())
+
     @classmethod
     def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
         """Return PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes
 from onnx2ncnn_opt.system import split_command
@@ -83,10 +84,10 @@ class Model:
         """The model's name in its folder, without suffix."""
         return self.name.rpartition("/")[2]
 
-    def bindings(self) -> list[str]:
-        """Return the shapes and values as options of this package's own `convert`."""
-        shapes = [f"--shape={name}:{','.join(map(str, sizes))}" for name, sizes in self.shapes.items()]
-        return [*shapes, *(f"--value={name}={_value_text(value)}" for name, value in self.values.items())]
+    @property
+    def options(self) -> ConvertOptions:
+        """The options of this package's own `convert`."""
+        return ConvertOptions(shapes=self.shapes, values=self.values)
 
 
 @dataclass(frozen=True)
@@ -313,13 +314,6 @@ def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
             if form or conversion:
                 raise ValueError
             yield values[name]
-
-
-def _value_text(value: Any) -> str:
-    """Return a value in the syntax of --value."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(_value_text, value)) if isinstance(value, list) else str(value)
 
 
 def _suggestion(name: str, names: Mapping[str, object]) -> str:

@@ -26,6 +26,7 @@ from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Rec
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.meter import ATTEMPTS, Meter, Timed
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
+from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.runtime.base import Array, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -72,6 +73,15 @@ def judge(request: Request) -> ModelResult:
         judgement.worker.close()
     measurements, notes = tuple(judgement.measurements), tuple(dict.fromkeys(judgement.notes))
     return replace(judgement.result, exit_code=judgement.exit_code, measurements=measurements, notes=notes)
+
+
+def look(request: Request) -> NetRecord:
+    """Return the record of a report about the net of a request."""
+    from onnx2ncnn_opt.api.report import make_report
+
+    model, judgement = request.model, _Judgement(request)
+    options = replace(judgement.options, modes=model.modes, **judgement.inputs()[0])
+    return make_report(model.path, request.param, request.bin, options).records[0]
 
 
 class _Judgement:

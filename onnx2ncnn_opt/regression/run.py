@@ -34,8 +34,8 @@ import pickle, sys
 from pathlib import Path
 from onnx2ncnn_opt.deferred import defer_imports
 defer_imports()
-from onnx2ncnn_opt.regression.{0} import {0}
-result = {0}(pickle.loads(Path(sys.argv[1], "request").read_bytes()))
+from onnx2ncnn_opt.regression import judge
+result = judge.{0}(pickle.loads(Path(sys.argv[1], "request").read_bytes()))
 Path(sys.argv[1], "{0}").write_bytes(pickle.dumps(result))
 """
 
@@ -192,7 +192,7 @@ class _Task:
             command = [fill(word, values) for word in self.model.convert]
             return self.processes.run(command, seconds=self.model.timeout, folder=self.config.file.parent)
         words = [fill(word, values) for word in _CONVERT]
-        return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
+        return self.python(*words, *self.model.options.arguments, seconds=self.model.timeout)
 
     def python(self, *arguments: str, seconds: float) -> EndedProcess:
         """Run this Python with this process's packages, in the temporary folder."""

@@ -6,18 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from onnx2ncnn_opt.report.console import Table
-from onnx2ncnn_opt.report.words import number_of
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.outputs import Latency, OutputReport
-
-
-def latency_lines(latency: Latency | None, other: str) -> list[str]:
-    """Return a line with the times of a net and of its reference, `other`; no lines if nothing was timed."""
-    if latency is None:
-        return []
-    times = f"{latency.net:.3g} ms, {other} {latency.other:.3g} ms, ratio {latency.ratio:.2f}"
-    return [f"latency: {times} (one thread, fp32, fastest of {latency.turns} turns)"]
+    from onnx2ncnn_opt.outputs import OutputReport
 
 
 _MAX_INPUTS = 4  # with their shapes in a line
@@ -43,23 +34,8 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
     return [f"verified with: {text}{alone}"]
 
 
-def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: bool = False) -> list[str]:
-    """Return lines with the number and cost of layers that need masks, and the effect of fp16 on the outputs.
-
-    `verbose` adds the masks.
-    """
-    lines = [f"mask: {mask}" for mask in masks] if verbose else []
-    if masks:
-        cost = f", {price:.0%} of the multiplications" if estimated else ""
-        lines.append(
-            f"masks: {number_of(len(masks), 'layer')} {'needs' if len(masks) == 1 else 'need'} more than fp16{cost}"
-            + ("" if verbose else "; -v lists them")
-        )
-    return [*lines, f"fp16 (estimated): {estimated}"] if estimated else lines
-
-
-def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
-    """Return the outputs as a table: the rule of each, its error, the allowed one, and the inputs.
+def output_table(rows: Sequence[OutputReport], label: str = "output", *, verbose: bool = True) -> Table:
+    """Return the outputs as a table: the rule of each and its error; if `verbose` also the allowed one and the inputs.
 
     It has a column for modes if there are others than fp32.
     """
@@ -68,13 +44,11 @@ def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
     columns += [("mode", lambda row: row.mode)] if modes else []
     columns += [("result", lambda row: row.status)]
     first = len(columns)
-    columns += [
-        ("rule", lambda row: row.rule or "-"),
-        ("max error", lambda row: _number(row.max_abs)),
-        ("relative error", lambda row: _number(row.max_rel)),
-        ("allowed", lambda row: _number(row.allowed)),
-    ]
-    if any(row.inputs for row in rows):
+    columns += [("rule", lambda row: row.rule or "-")]
+    columns += [("max error", lambda row: _number(row.max_abs))] if verbose else []
+    columns += [("relative error", lambda row: _number(row.max_rel))]
+    columns += [("allowed", lambda row: _number(row.allowed))] if verbose else []
+    if verbose and any(row.inputs for row in rows):
         columns += [("at", lambda row: row.inputs or "-")]
     named = tuple(range(first, len(columns)))
     columns += [("", lambda row: row.message)]

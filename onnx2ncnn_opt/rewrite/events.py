@@ -56,27 +56,6 @@ class Failed:
 Event: TypeAlias = Applied | NearMiss | Failed
 
 
-class Rewritten:
-    """A result with the events of the pipeline."""
-
-    events: tuple[Event, ...]
-
-    @property
-    def applied(self) -> tuple[Applied, ...]:
-        """The rewrites, in order."""
-        return tuple(event for event in self.events if isinstance(event, Applied))
-
-    @property
-    def near_misses(self) -> tuple[NearMiss, ...]:
-        """The matched patterns that could not be rewritten, with the reasons."""
-        return tuple(event for event in self.events if isinstance(event, NearMiss))
-
-    @property
-    def failed(self) -> tuple[Failed, ...]:
-        """The skipped passes, with the errors."""
-        return tuple(event for event in self.events if isinstance(event, Failed))
-
-
 def refs(layers: tuple[Layer, ...]) -> tuple[LayerRef, ...]:
     """Return the layers as records."""
     return tuple(LayerRef(layer.type, layer.name) for layer in layers)

@@ -224,7 +224,7 @@ def test_a_constant_that_is_nan_is_a_weight() -> None:
     graph = "(float[4] x) => (float[4] y, float[4] z) { y = Add(x, c) z = Add(x, d) }"
     model = parsed(graph, 17, c=np.float32(np.nan), d=np.array([1, np.nan, 3, 4], np.float32))
     x = Feed(np.arange(4, dtype=np.float32), None)
-    with lower(model).staged_in_temporary_folder() as files:
+    with lower(model).staged() as files:
         assert not files.param.read_text().count("=nan")
         runner = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER)
         results = runner.run({"x": x}, [Fetch("y", None), Fetch("z", None)])

@@ -73,7 +73,7 @@ def test_masks_for_one_kind_of_device(model: Path, tmp_path: Path) -> None:
         assert ("mask: ConvolutionDepthWise 'conv'" in said) == has_mask
         assert "too large for fp16" in said
     with pytest.raises(UsageError, match="masks have to be True, False, 'arm' or 'vulkan', not 'gpu'"):
-        lower(model, masks="gpu")  # type: ignore[arg-type]
+        lower(model, masks="gpu")  # type: ignore[call-overload]
 
 
 def test_masks_that_the_graph_proves_need_no_run(model: Path, tmp_path: Path) -> None:

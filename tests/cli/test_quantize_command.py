@@ -1,7 +1,6 @@
-"""`quantize` and `convert --quantize`: one mechanism, with the options of both."""
+"""`quantize`, with the options of `convert`."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +23,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
-    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s")
-    found = json.loads(run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--json", "--report", "page.html").out)
-    assert found["results"][0]["quantization"]["decibels"] > 30
+def test_an_int8_net_with_options_of_a_conversion(folder: Path) -> None:
+    words = ("--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s")
+    found = json.loads(run(folder, "quantize", "cnn.onnx", "-o", "net", *words, "--json", "--report", "page.html").out)
+    assert found["decibels"] > 30
     assert names(folder) == {"cnn.onnx", "data.npz", "page.html"} | net_files("net")
     manifest = read_manifest(folder / "net.ncnn.json")
     assert manifest.int8 is not None
@@ -54,34 +53,31 @@ def test_a_deep_net(tmp_path: Path) -> None:
 
 
 def test_a_budget_out_of_reach_is_exit_code_3(folder: Path) -> None:
-    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "150dB")
-    made = run(folder, "convert", "cnn.onnx", "-o", "net", *words)
+    words = ("--data", "data.npz", "--all", "--budget", "150dB")
+    made = run(folder, "quantize", "cnn.onnx", "-o", "net", *words)
     assert made.code == 3
     assert "no layer can be int8 with a budget of 150 dB" in made.err
     assert names(folder) == {"cnn.onnx", "data.npz"}
-    made = run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--keep-failed")
+    made = run(folder, "quantize", "cnn.onnx", "-o", "net", *words, "--keep-failed")
     assert (made.code, "missed: net.ncnn.param is " in made.out, "inf" in made.out) == (3, True, False)
     graph = read_net(folder / "net.ncnn.param", folder / "net.ncnn.bin").graph
     assert any(layer.params.get("int8_scale_term") for layer in graph)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--data", "data.npz"), "belong to --quantize"),
-        (("--budget", "40dB"), "belong to --quantize"),
-        (("--quantize",), "needs samples"),
-        (("--quantize", "--data", "data.npz", "--no-verify"), "not with --no-verify"),
-    ],
-)
-def test_options_that_do_not_fit(folder: Path, words: tuple[str, ...], message: str) -> None:
-    assert message in refused(folder, "convert", "cnn.onnx", *words)
+def test_options_that_do_not_fit(folder: Path) -> None:
+    assert "needs samples" in refused(folder, "quantize", "cnn.onnx", "-o", "net")
+    assert "onnx2ncnn-opt quantize MODEL" in refused(folder, "convert", "cnn.onnx", "--quantize")
+    run(folder, "convert", "cnn.onnx", "-o", "float", "--no-verify")
+    words = ("float.ncnn.param", "-o", "net", "--data", "data.npz")
+    assert "outputs, tail, verification of a conversion: there is none of a net" in refused(
+        folder, "quantize", *words, "--tail", "never", "--outputs", "y", "--rtol", "1e-3"
+    )
 
 
-def test_several_models(folder: Path) -> None:
-    onnx.save(cnn(), folder / "other.onnx")
-    words = ("--quantize", "--data", "data.npz", "--all")
-    ended = run(folder, "convert", "cnn.onnx", "other.onnx", "-o", "nets/", *words)
-    assert (ended.code, ended.out.count("ok")) == (0, 4)
-    assert len(re.findall(r"result: (?:cnn|other).onnx +ok, [\d.]+ dB", ended.out)) == 2
-    assert names(folder / "nets") == net_files("cnn") | net_files("other")
+def test_a_model_that_needs_options(folder: Path) -> None:
+    """The error has the command that works, as that of `convert`."""
+    model = parsed("(float[1,3,H,W] x) => (float[1,3,32] y) { y = Reshape(x, s) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 3, 32]), "s"))
+    onnx.save(model, folder / "fixed.onnx")
+    ended = run(folder, "quantize", "fixed.onnx", "-o", "net", "--data", "data.npz")
+    assert (ended.code, "this works: onnx2ncnn-opt quantize fixed.onnx" in ended.err) == (2, True), ended.err

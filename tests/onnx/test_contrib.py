@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.inspect import inspect
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.cli.verification import verdict
+from onnx2ncnn_opt.cli.summary import verdict
 from onnx2ncnn_opt.verification.options import Verification
 from testing.compared import compare, types
 from testing.op_cases import fill_weights

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
+from onnx2ncnn_opt.cli.summary import conversion_blocks, conversion_fields
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.verification.options import Verification
 from testing.compared import types

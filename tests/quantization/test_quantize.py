@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx2ncnn_opt import Verification, convert, quantize, verify
+from onnx2ncnn_opt import ConvertOptions, Verification, convert, quantize, verify
 from onnx2ncnn_opt.errors import PluginError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, integers, row_scales
@@ -121,13 +121,13 @@ def test_forms_of_older_releases() -> None:
     model = with_weights(MATRIX, {"w": (96, 128)})
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.eye(128, 96, dtype=np.float32), "w"))
     how: dict[str, Any] = {"data": data(shape=(12, 128)), "every": True}
-    made = quantize(model.SerializeToString(), **how, release=20250503)
+    made = quantize(model.SerializeToString(), **how, conversion=ConvertOptions(release=20250503))
     assert [row.form for row in made.layers] == ["one scale"]
     assert present(made.manifest).least_ncnn == "20241012"
     with pytest.raises(UsageError, match="blocks of integers needs ncnn 20260713 or newer"):
-        quantize(model.SerializeToString(), **how, release=20250503, weights="block8")
+        quantize(model.SerializeToString(), **how, conversion=ConvertOptions(release=20250503), weights="block8")
     with pytest.raises(UsageError, match="quantize_term needs ncnn 20241012 or newer"):
-        quantize(model.SerializeToString(), **how, release=20240301)
+        quantize(model.SerializeToString(), **how, conversion=ConvertOptions(release=20240301))
 
 
 def test_weights_without_a_fast_kernel_are_refused(param: Path) -> None:
@@ -412,7 +412,9 @@ def test_pixels_for_a_model_of_normalised_numbers(param: Path) -> None:
     pixels = {"x": np.random.default_rng(0).integers(0, 256, (10, 3, 16, 16)).astype(np.float32)}
     notes = quantize(param, pixels, every=True).result.notes
     assert any("looks like pixels of 0..255" in note for note in notes)
-    made = quantize(cnn().SerializeToString(), pixels, every=True, images={"x": "mean=128:std=64"})
+    made = quantize(
+        cnn().SerializeToString(), pixels, every=True, conversion=ConvertOptions(images={"x": "mean=128:std=64"})
+    )
     assert not any("looks like pixels" in note for note in made.result.notes)
 
 

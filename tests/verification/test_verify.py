@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.cli.verification import stored_note, verdict
+from onnx2ncnn_opt.cli.summary import stored_note, verdict
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
 from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
