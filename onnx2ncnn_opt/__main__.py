@@ -6,8 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from onnx2ncnn_opt.deferred import defer_imports
 from onnx2ncnn_opt.errors import Stop
+from onnx2ncnn_opt.onnx.read.deferred import defer_imports
 
 _COLLECT_AFTER = 500_000  # objects
 

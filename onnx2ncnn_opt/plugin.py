@@ -23,7 +23,6 @@ from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, Trait, WeightSpec, parse_pa
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.tail import registry as tail
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, TensorSequence, Value
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
@@ -36,6 +35,7 @@ from onnx2ncnn_opt.rewrite.rule import (
     require,
     rewrite,
 )
+from onnx2ncnn_opt.tail import registry as tail
 
 __all__ = ["CUSTOM", "Activation", "Array", "BinaryOp", "Blob", "Constant", "Direction", "Eltwise", "EpsMode", "Error"]
 __all__ += ["GemmC", "Graph", "ImportContext", "Interp", "Ints", "Item", "Layer", "LayerSpec", "Operand", "PadMode"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from onnx2ncnn_opt.inputs.draws import KINDS
 from onnx2ncnn_opt.onnx.ops import all_ops
-from onnx2ncnn_opt.onnx.tail import operators as _tail_operators  # noqa: F401
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.tail import operators as _tail_operators  # noqa: F401
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt import Net, convert
-from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.tail.reader import read_tail
 from onnx2ncnn_opt.verdict.rows import undecided
 from testing.exports import refilled
 
@@ -107,7 +107,7 @@ def run(case: Case, ncnn: Path, folder: Path) -> str:
     names = [entry.name for entry in manifest.outputs]
     if conversion.tail is not None and manifest.tail is not None:
         names = [name for name in names if name not in manifest.tail.inputs]
-        names += [port.name for port in Program.read(conversion.tail.data).outputs]
+        names += [port.name for port in read_tail(conversion.tail.data).outputs]
     with Net(folder / "net") as net:
         results = expected(net, feeds_of(net, (height, width)), names)
     said = []

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.onnx.tail.header import header
-from onnx2ncnn_opt.onnx.tail.program import Node, Port, Program
+from onnx2ncnn_opt.tail.header import header
+from onnx2ncnn_opt.tail.program import Node, Port, Program
 
 CLANG = shutil.which("clang++")
 COMPILER = shutil.which("c++") or shutil.which("g++") or CLANG

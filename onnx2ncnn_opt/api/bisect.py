@@ -20,7 +20,7 @@ from onnx2ncnn_opt.api.verify import manifest_for
 from onnx2ncnn_opt.errors import VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.edit.append import converted_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import PathLike, bin_beside, read_net

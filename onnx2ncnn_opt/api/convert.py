@@ -11,7 +11,7 @@ from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import NOT_RUN, Conversion, lower
 from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.onnx.read.append import append_decoding
+from onnx2ncnn_opt.onnx.edit.append import append_decoding
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.progress import announce, up_to

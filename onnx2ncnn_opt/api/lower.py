@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
+from onnx2ncnn_opt.api.finish import finish, require_release
 from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
+from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
-from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
@@ -38,20 +39,19 @@ from onnx2ncnn_opt.manifest import (
     tail_path,
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
+from onnx2ncnn_opt.onnx.cut.extract import Tail
+from onnx2ncnn_opt.onnx.edit.append import Appended, append_decoding
+from onnx2ncnn_opt.onnx.edit.quantized import AT_RUN_TIME, INT8, without_rounding
 from onnx2ncnn_opt.onnx.importer import Imported, import_model
-from onnx2ncnn_opt.onnx.read.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import AT_RUN_TIME, INT8, without_rounding
-from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
 from onnx2ncnn_opt.param.storage import encoding_of
-from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.rewrite.prove_masks import added_inputs

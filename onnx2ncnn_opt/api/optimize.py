@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.api.finish import finish
 from onnx2ncnn_opt.api.net_shapes import add_hints, infer_shapes
 from onnx2ncnn_opt.api.optimized import Optimized, with_passes, with_shapes
 from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import check_option, check_options
-from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release

@@ -92,7 +92,7 @@ class ConvertOptions:
     @property
     def arguments(self) -> list[str]:
         """The values, shapes, outputs, noise inputs and custom operators as arguments of the command `convert`."""
-        from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS  # only where a command line is made
+        from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS  # only where a command line is made
 
         words = [("--value", f"{name}={_text(value)}") for name, value in (self.values or {}).items()]
         words += [("--shape", f"{name}:{_text(sizes)}") for name, sizes in (self.shapes or {}).items()]

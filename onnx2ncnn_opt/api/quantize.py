@@ -16,9 +16,9 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact
 from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manifest
+from onnx2ncnn_opt.onnx.edit.quantized import Int8 as Int8Product
+from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
-from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_graph, write_net, write_staged
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples

@@ -21,9 +21,11 @@ from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.edit.append import converted_model
+from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.structure import names_of
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import PathLike, all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
@@ -35,7 +37,6 @@ from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.lineage import groups, side_by_side
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verdict.blobs import Match, Reference
@@ -364,17 +365,17 @@ def _near_miss(event: NearMiss, numbers: Mapping[str, int]) -> NearMissRow:
 def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str, Any]:
     """Return the model's nodes and a net side by side, as fields of a NetRecord."""
     infer_net(after, *_sizes(run.feeds))
-    proto = read_model(model)
-    producers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
+    model_nodes = list(read_model(model).graph)
+    producers = {name: number for number, node in enumerate(model_nodes) for name in names_of(node.outputs) if name}
     nodes = tuple(
         LayerRow(
-            type=node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}",
-            name=node.name or next(iter(node.output), ""),
+            type=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
+            name=node.name or next(iter(names_of(node.outputs)), ""),
             params="",
-            reads=tuple(dict.fromkeys(producers[name] for name in node.input if name in producers)),
-            blobs=tuple(node.output),
+            reads=tuple(dict.fromkeys(producers[name] for name in names_of(node.inputs) if name in producers)),
+            blobs=tuple(names_of(node.outputs)),
         )
-        for node in proto.graph.node
+        for node in model_nodes
     )
     rows = with_measurements(after, layer_rows(after, [()] * len(after)), run, {})
     partners: dict[int, int] = {}

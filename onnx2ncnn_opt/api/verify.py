@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, mixture, read_manifest
-from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.edit.append import converted_model
 from onnx2ncnn_opt.param.files import PathLike, bin_beside
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.model_runs import manifest_beside

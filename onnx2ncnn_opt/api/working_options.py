@@ -25,7 +25,7 @@ from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
+from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.exported import reference

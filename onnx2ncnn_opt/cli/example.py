@@ -26,12 +26,12 @@ def example(
     output: Output, path: Path, language: str, shapes: dict[str, list[int]], file: Path | None, embed: bool
 ) -> None:
     """Print a complete small program that runs PREFIX.ncnn.param: every input and output, with shapes and types."""
-    from onnx2ncnn_opt.onnx.tail.header import c_name, header
     from onnx2ncnn_opt.param.files import all_or_nothing
     from onnx2ncnn_opt.report import embed as headers
     from onnx2ncnn_opt.report import example as report
     from onnx2ncnn_opt.runtime.net import net_files
     from onnx2ncnn_opt.runtime.tail import tail_of
+    from onnx2ncnn_opt.tail.header import c_name, header
 
     if embed and (file is None or language != "cpp"):
         raise UsageError("--embed writes headers next to a C++ program: give --cpp and -o FOLDER/main.cpp")

@@ -12,8 +12,8 @@ import click
 
 from onnx2ncnn_opt.cli.output import Output, message_of
 from onnx2ncnn_opt.cli.watchdog import signal_seen, watch
-from onnx2ncnn_opt.deferred import defer_imports
 from onnx2ncnn_opt.errors import Error, Stop, interruption
+from onnx2ncnn_opt.onnx.read.deferred import defer_imports
 from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"

@@ -16,14 +16,14 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
+from onnx2ncnn_opt.onnx.cut.extract import Tail
+from onnx2ncnn_opt.onnx.cut.partition import split
+from onnx2ncnn_opt.onnx.cut.refusals import Refusals
 from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS
 from onnx2ncnn_opt.onnx.lower.layout import output_layout
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.structure import names_of, nodes_of
-from onnx2ncnn_opt.onnx.tail.extract import Tail
-from onnx2ncnn_opt.onnx.tail.partition import split
-from onnx2ncnn_opt.onnx.tail.refusals import Refusals
 from onnx2ncnn_opt.onnx.value import Constant, Tensor
 from onnx2ncnn_opt.onnx.walk import Port, Walk
 

@@ -22,6 +22,11 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.arguments import call
 from onnx2ncnn_opt.onnx.batch import batch_axes, batch_axis
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
+from onnx2ncnn_opt.onnx.cut.extract import label
+from onnx2ncnn_opt.onnx.cut.partition import INDICES, MANY_LAYERS, PICKS, Readers
+from onnx2ncnn_opt.onnx.cut.refusals import Refusals
+from onnx2ncnn_opt.onnx.edit.append import RANDOM
+from onnx2ncnn_opt.onnx.edit.quantized import INT8, Int8
 from onnx2ncnn_opt.onnx.fold.inferred import inferred_outputs
 from onnx2ncnn_opt.onnx.folding import folded
 from onnx2ncnn_opt.onnx.items import ItemRule
@@ -33,18 +38,13 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, output_layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
 from onnx2ncnn_opt.onnx.ops import find, folds, traits_of
-from onnx2ncnn_opt.onnx.read.append import RANDOM
 from onnx2ncnn_opt.onnx.read.binding import LengthInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.read.quantized import INT8, Int8
 from onnx2ncnn_opt.onnx.read.schema import schema_error
 from onnx2ncnn_opt.onnx.read.structure import names_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.tail.extract import label
-from onnx2ncnn_opt.onnx.tail.partition import INDICES, MANY_LAYERS, PICKS, Readers
-from onnx2ncnn_opt.onnx.tail.refusals import Refusals
 from onnx2ncnn_opt.onnx.value import (
     Constant,
     Item,

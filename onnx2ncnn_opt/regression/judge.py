@@ -17,7 +17,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.manifest import Entry, file_hash, tail_path
-from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.edit.append import converted_model
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net

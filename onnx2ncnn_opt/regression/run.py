@@ -32,7 +32,7 @@ _WRONG_NET = 3  # the exit code of our converter for a wrong net, which --keep-f
 _CALL = """
 import pickle, sys
 from pathlib import Path
-from onnx2ncnn_opt.deferred import defer_imports
+from onnx2ncnn_opt.onnx.read.deferred import defer_imports
 defer_imports()
 from onnx2ncnn_opt.regression import judge
 result = judge.{0}(pickle.loads(Path(sys.argv[1], "request").read_bytes()))

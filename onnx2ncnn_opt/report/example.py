@@ -12,14 +12,14 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
-from onnx2ncnn_opt.onnx.tail.header import c_name
-from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
-from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.report.tail_call import cpp_call, cpp_size, python_call
 from onnx2ncnn_opt.report.words import cpp_piece, data_file
 from onnx2ncnn_opt.runtime.slots import fits, np_dtype, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
+from onnx2ncnn_opt.tail.header import c_name
+from onnx2ncnn_opt.tail.numpy_source import numpy_program
+from onnx2ncnn_opt.tail.program import Program
 
 # Default sizes of dynamic dimensions: of images, and of all others.
 _IMAGE, _LENGTH = 224, 16

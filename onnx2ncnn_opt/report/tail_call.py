@@ -7,9 +7,9 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest, size_input
 from onnx2ncnn_opt.onnx.read.given import parsed_size
-from onnx2ncnn_opt.onnx.tail.header import comment
-from onnx2ncnn_opt.onnx.tail.program import Port, Program
 from onnx2ncnn_opt.report.words import cpp_piece
+from onnx2ncnn_opt.tail.header import comment
+from onnx2ncnn_opt.tail.program import Port, Program
 
 # A format for printf, and its argument; other types are integers.
 _PRINTF = {"float32": ("%g", "{}"), "float64": ("%g", "{}"), "bool": ("%d", "{}")}

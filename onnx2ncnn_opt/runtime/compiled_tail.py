@@ -11,11 +11,11 @@ from subprocess import PIPE, STDOUT, Popen, run
 import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.onnx.tail.header import header
-from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ending import stop
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.tail.header import header
+from onnx2ncnn_opt.tail.program import Program
 
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 20.0  # the time limit to compile, and to run

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
-from graphlib import TopologicalSorter
 from itertools import count
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,22 +19,12 @@ from onnx2ncnn_opt.errors import RefusalError, RunError
 from onnx2ncnn_opt.runtime.base import Array, require
 from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 
-if TYPE_CHECKING:
-    import onnx
-
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
 # The option against saturation makes ONNX Runtime convert int8 weights to uint8. It then refuses the model if two nodes
 # read the same weight, or if an operator, such as QGemm, has no kernel for these types.
 _REFUSALS = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
-_WEIGHTS = {  # the indexes of the inputs for weights and for their zero points
-    "MatMulInteger": (1, 3),
-    "MatMulIntegerToFloat": (1, 5),
-    "DynamicQuantizeMatMul": (1, 3),
-    "QGemm": (3, 5),
-    "QLinearConv": (3, 5),
-    "QLinearMatMul": (3, 5),
-}
+_INT8_PRODUCTS = (b"MatMulInteger", b"DynamicQuantizeMatMul", b"QGemm", b"QLinearConv", b"QLinearMatMul")
 _MAX_SESSIONS = 3  # of the process: a model, the model in float64, and the model with rounding errors
 
 
@@ -118,10 +107,12 @@ class OrtRunner:
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         data_folder = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
-            folder, model = data_folder, bytes(read_model(model, outputs).SerializeToString())
+            from onnx2ncnn_opt.onnx.edit.model import read_model, to_bytes
+
+            folder, model = data_folder, to_bytes(read_model(model, outputs))
         elif isinstance(model, Path) and "\\udc" in ascii(model):  # it takes no name that is not UTF-8
             folder, model = data_folder, model.read_bytes()
-        if unsigned := _without_int8(model, weights=False):
+        if unsigned := self._without_int8(model, weights=False):
             folder, model = data_folder, unsigned
         self._model, self._folder, self._number = model, folder, self._numbered(model)
         try:
@@ -130,11 +121,22 @@ class OrtRunner:
             if not any(text in str(error) for text in _REFUSALS):
                 raise
             self._flags["precise"], self._number = False, next(_numbers)
-            self._model, self._folder = _without_int8(model, weights=True) or model, data_folder
+            self._model, self._folder = self._without_int8(model, weights=True) or model, data_folder
             description = self._loaded()
         self._inputs, self._outputs = description["inputs"], description["outputs"]
         names = {*self._inputs, *description["with_default"]}
         self._values = {name: array for name, array in (values or {}).items() if name in names}
+
+    @staticmethod
+    def _without_int8(model: Path | bytes, *, weights: bool) -> bytes | None:
+        if not isinstance(model, bytes) and not model.is_file():
+            return None
+        data = model if isinstance(model, bytes) else _message(*_state(model.absolute()))
+        if not any(kind in data for kind in _INT8_PRODUCTS):
+            return None
+        from onnx2ncnn_opt.onnx.edit.unsigned import without_int8
+
+        return without_int8(data, weights=weights)
 
     def input_names(self) -> list[str]:
         """Return the inputs that have to be fed, in the model's order."""
@@ -228,125 +230,3 @@ def _plain(error: str) -> str:
     node = re.search(r"running (\w+) node\. Name:'([^']*)'", error)
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |.*Status Message: |.* was false\. ", "", error).strip()
     return f"{node[1]} '{node[2]}': {reason}" if node else reason
-
-
-def _without_int8(model: Path | bytes, *, weights: bool) -> bytes | None:
-    """Return the model with uint8 operands of products, 128 larger than the int8 ones; None if it has none.
-
-    Without `weights`, only computed operands change: the option against saturation changes the weights. Products of two
-    int8 operands do not saturate.
-    """
-    if not isinstance(model, bytes) and not model.is_file():
-        return None
-    data = model if isinstance(model, bytes) else _message(*_state(model.absolute()))
-    if not any(kind.encode() in data for kind in _WEIGHTS):
-        return None
-    import onnx
-
-    proto = read_model(data)
-    nodes: list[onnx.NodeProto] = []
-    inferred = onnx.shape_inference.infer_shapes(proto).graph
-    stored = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.input, *inferred.value_info)} | stored
-    for node in proto.graph.node:
-        operand, zero = _WEIGHTS.get(node.op_type, (0, 0))
-        name = node.input[operand] if zero else ""
-        others = [types.get(other) for other in (node.input[0], *node.input[2:3])] if name else []  # its zero point
-        is_int8 = types.get(name) == onnx.TensorProto.INT8 and onnx.TensorProto.INT8 not in others
-        if is_int8 and (weights or name not in stored):
-            node.input.extend([""] * (zero + 1 - len(node.input)))
-            for index in (operand, zero):
-                node.input[index] = _add_128(nodes, node.input[index], f"{node.output[0]}.unsigned.{index}")
-        nodes.append(node)
-    if len(nodes) == len(proto.graph.node):
-        return None
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return bytes(proto.SerializeToString())
-
-
-def _add_128(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
-    """Append nodes that compute an int8 value (0 without a name) plus 128 in uint8; return `result`, its name."""
-    import onnx
-
-    def add(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        nodes.append(onnx.helper.make_node(kind, inputs, [output], **attributes))
-        return output
-
-    number = add("Constant", [], f"{result}.128", value=onnx.numpy_helper.from_array(np.array(128, np.int32)))
-    if name:
-        whole = add("Cast", [name], f"{result}.whole", to=onnx.TensorProto.INT32)
-        number = add("Add", [whole, number], f"{result}.sum")
-    return add("Cast", [number], result, to=onnx.TensorProto.UINT8)
-
-
-def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:
-    """Return a model to change it and run it from its folder, where its weights stay; cut it to `outputs`.
-
-    Its functions are inlined.
-    """
-    import onnx
-    import onnx.inliner
-
-    from onnx2ncnn_opt.onnx.read.embedded import without_weights
-
-    proto = onnx.ModelProto()
-    proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
-    _sort(proto.graph)
-    if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
-    if outputs:
-        cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
-    return proto
-
-
-def _sort(graph: onnx.GraphProto) -> None:
-    """Put each node after the nodes that it reads, as ONNX demands; ONNX Runtime takes nodes in any order."""
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    read = {i: {makers[name] for name in reads(node) if name in makers} for i, node in enumerate(graph.node)}
-    if any(max(places, default=-1) > place for place, places in read.items()):
-        nodes = [graph.node[place] for place in TopologicalSorter(read).static_order()]
-        del graph.node[:]
-        graph.node.extend(nodes)
-
-
-def cut_model(
-    proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None, starts: Collection[str] = ()
-) -> None:
-    """Give a model other outputs, and remove the nodes that they do not need; `folder` holds its external data.
-
-    `starts` are values that the caller makes inputs or initializers, so the nodes before them are not needed.
-    """
-    import onnx
-    from onnx.external_data_helper import load_external_data_for_tensor
-
-    needed = set(outputs) - set(starts)
-    kept = []
-    for node in reversed(proto.graph.node):
-        if needed & set(node.output):
-            kept.append(node)
-            needed.update(name for name in reads(node) if name not in starts)
-            node.output[:] = [f"{name}.before_start" if name in starts else name for name in node.output]
-    if folder is not None:
-        # For a model in memory, ONNX Runtime reads external weights, but not external shapes and axes.
-        for tensor in proto.graph.initializer:
-            if len(tensor.dims) <= 1 and tensor.data_location == onnx.TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, os.fspath(folder))
-                tensor.data_location = onnx.TensorProto.DEFAULT
-    for field, values in (
-        (proto.graph.node, [*reversed(kept)]),
-        (proto.graph.input, [value for value in proto.graph.input if value.name in needed]),
-        (proto.graph.output, [onnx.ValueInfoProto(name=name) for name in outputs]),
-    ):
-        del field[:]
-        field.extend(values)
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names outside of a node that it and the nodes of its subgraphs read, at any depth."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            own = {item.name for item in (*graph.input, *graph.initializer)}
-            own.update(name for inner in graph.node for name in inner.output)
-            yield from (name for inner in graph.node for name in reads(inner) if name not in own)

@@ -11,7 +11,6 @@ import numpy as np
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Manifest, TailFile, size_input, tail_path
 from onnx2ncnn_opt.onnx.read.given import parsed_size
-from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import sizes_of
 
@@ -22,7 +21,9 @@ class TailRunner:
     def __init__(self, manifest: Manifest, tail: TailFile, data: bytes, where: str = "the tail") -> None:
         if hashlib.sha256(data).hexdigest() != tail.sha256:
             raise UsageError(f"{where} is not the tail of this net; convert the model again")
-        self.tail, self.data, self.program, self._manifest = tail, data, Program.read(data), manifest
+        from onnx2ncnn_opt.tail.reader import read_tail  # imports onnx, which other nets do without
+
+        self.tail, self.data, self.program, self._manifest = tail, data, read_tail(data), manifest
         net = {entry.name for entry in manifest.outputs}
         arrays = {entry.name for entry in tail.arrays}
         read, made = ({port.name for port in ports} for ports in (self.program.inputs, self.program.outputs))

@@ -187,7 +187,7 @@ def _weights(case: Case) -> Verdict | None:
 
 
 def _quantised(case: Case) -> Verdict | None:
-    if case.is_strict or not case.facts.step:
+    if case.limit is not None or not case.facts.step:
         return None
     if case.is_integer:  # steps of 8 bits, which are one apart
         case = replace(case, reference=case.reference.astype(np.float64))

@@ -8,9 +8,10 @@ from typing import Generic, TypeVar
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
-from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verdict.blobs import Match
 
 Feeds = Mapping[str, Feed]
@@ -21,7 +22,7 @@ def model_values(
     model: Path | bytes, feeds: Mapping[str, Array], values: Mapping[str, Array], timeout: float
 ) -> dict[str, Array]:
     """Return the model's inputs, and ONNX Runtime's outputs of every node; `values` are bound inputs."""
-    proto = read_model(model)
+    graph = read_model(model).graph
 
     def computed(names: Sequence[str]) -> dict[str, Array]:
         """Return the values of these names; skip values that cannot be outputs, such as sequences."""
@@ -36,7 +37,7 @@ def model_values(
             half = len(names) // 2
             return {**computed(names[:half]), **computed(names[half:])}
 
-    names = dict.fromkeys(name for node in proto.graph.node for name in node.output if name)
+    names = dict.fromkeys(value.name for node in graph for value in node.outputs if value.name)
     return {**feeds, **computed(list(names))}
 
 

@@ -21,13 +21,15 @@ from onnx.shape_inference import InferenceError
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.onnx.edit.model import read_model
+from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
+from onnx2ncnn_opt.onnx.read.structure import names_of
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
 from onnx2ncnn_opt.verdict.errors import (
@@ -151,7 +153,7 @@ class Rounding:
     def scores(self) -> Mapping[str, Collection[str]]:
         """The floats that decide each integer output, see `scores`; empty if ONNX cannot infer the types."""
         try:
-            return scores(read_model(self._model, self._outputs))
+            return scores(read_model(self._model, self._outputs, typed=True).graph)
         except (EncodeError, InferenceError):
             return {}
 
@@ -189,8 +191,8 @@ class Rounding:
         except RunError:
             return ""
         nan = {name for name, array in values.items() if array.dtype.kind == "f" and np.isnan(array).any()}
-        nodes = read_model(self._model).graph.node
-        ends = [(node, not nan.isdisjoint(node.input), not nan.isdisjoint(node.output)) for node in nodes]
+        nodes = read_model(self._model).graph
+        ends = [(n, not nan.isdisjoint(names_of(n.inputs)), not nan.isdisjoint(names_of(n.outputs))) for n in nodes]
         makers = [f"{node.op_type} '{node.name}'" for node, takes, makes in ends if makes and not takes]
         is_hidden = any(takes and not makes and node.op_type not in _NAN_RULES for node, takes, makes in ends)
         return makers[0] if makers and is_hidden else ""
@@ -203,7 +205,7 @@ class Rounding:
     @cached_property
     def _op_types(self) -> frozenset[str]:
         """The types of the model's operators."""
-        return frozenset(node.op_type for node in read_model(self._model).graph.node)
+        return frozenset(node.op_type for node in read_model(self._model).graph)
 
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
         """Load a rewritten model; its external weights are in `folder`, or in the model's own."""

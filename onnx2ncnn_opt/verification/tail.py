@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import Error, RunError
-from onnx2ncnn_opt.onnx.tail.program import Port
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
+from onnx2ncnn_opt.tail.program import Port
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare
 from onnx2ncnn_opt.verdict.rows import undecided
 

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import Error, ModelError
-from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.tail.program import Program
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from testing.conformance import Case, collect
 from testing.tails import Library, of_any_size, random_feeds, same_bits
 
@@ -38,7 +39,7 @@ def main() -> int:
         [operator, *others] = [node.op_type for node in case.model.graph.node]
         if operator in cases and not others and not case.model.graph.initializer:
             try:
-                program = Program.read(case.model.SerializeToString())
+                program = read_tail(case.model.SerializeToString())
             except ModelError:
                 continue
             cases[operator].append((case, of_any_size(program)))

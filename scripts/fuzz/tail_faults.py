@@ -22,8 +22,8 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error, RunError
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 
 _HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
 _DRAWS = 6

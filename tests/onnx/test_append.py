@@ -13,7 +13,7 @@ from onnx import helper
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source
-from onnx2ncnn_opt.onnx.read.append import append_decoding, converted_model
+from onnx2ncnn_opt.onnx.edit.append import append_decoding, converted_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.exports import ROOT
 from testing.models import parsed

@@ -16,12 +16,12 @@ from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
-from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
-from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.onnx.cut.minimum_cut import Network
 from onnx2ncnn_opt.plugin import tail as plugged
-from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.tail.numpy_source import numpy_program
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from testing import present
 from testing.command import run_well
 from testing.models import serialized
@@ -255,7 +255,7 @@ def test_a_branch_at_the_end(tmp_path: Path, language: str) -> None:
     data = model(BRANCHES, outputs="float y, int64 i")
     conversion = converted(data)
     conversion.save(tmp_path / "net")
-    program, space = Program.read(present(conversion.tail).data), dict[str, Any](np=np)
+    program, space = read_tail(present(conversion.tail).data), dict[str, Any](np=np)
     exec("import base64\n" + numpy_program(program), space)
     library, ranks = Library(tmp_path, {"net": program}) if language == "C++" else None, set()
     f = OrtRunner(data, outputs=["f"])
@@ -349,7 +349,7 @@ def test_names_that_python_uses(tmp_path: Path) -> None:
     body = " ".join(f"s{i} = Mul (x{i}, {name}) x{i + 1} = TopK (s{i}, k)" for i, name in enumerate(names))
     text = f"(float[6] x0) => (float[m] x{len(names)}) <int64[1] k = {{3}}> {{ {body} }}"
     constants: dict[str, Any] = {name: np.full(1, 2, np.float32) for name in names}
-    program = Program.read(serialized(text, **constants))
+    program = read_tail(serialized(text, **constants))
     x = np.arange(6, dtype=np.float32)
     printed = f"import numpy as np\nimport base64\n{numpy_program(program)}"
     printed += f"if __name__ == '__main__':\n    print(tail(np.array({x.tolist()}, np.float32)))\n"

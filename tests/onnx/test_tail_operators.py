@@ -14,8 +14,9 @@ import pytest
 from onnx import helper
 
 from onnx2ncnn_opt.errors import ModelError, RunError
-from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.tail.program import Program
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from testing.conformance import Case, collect
 from testing.models import parsed
 from testing.tails import CLANG, COMPILER, Library, merged, of_any_size, random_feeds, same_bits
@@ -35,7 +36,7 @@ def programs() -> list[tuple[Case, Program]]:
     for case in collect():
         if all(not node.domain and node.op_type in TAIL_OPS for node in case.model.graph.node):
             try:
-                found.append((case, Program.read(case.model.SerializeToString())))
+                found.append((case, read_tail(case.model.SerializeToString())))
             except ModelError:
                 continue
     return found
@@ -150,7 +151,7 @@ def slices() -> Iterator[dict[str, Any]]:
 
 
 def test_every_slice() -> None:
-    session, program = session_of(SLICE), Program.read(SLICE.SerializeToString())
+    session, program = session_of(SLICE), read_tail(SLICE.SerializeToString())
     for feeds in slices():
         assert program.run(feeds)["y"].tolist() == session.run(None, feeds)[0].tolist(), feeds
 
@@ -164,7 +165,7 @@ def test_every_slice() -> None:
 )
 def test_cpp_has_the_same_bits(tmp_path: Path, compiler: str) -> None:
     whole = merged([of_any_size(program) for _, program in programs()])
-    cut, parts = Program.read(SLICE.SerializeToString()), Program.read(PARTS.SerializeToString())
+    cut, parts = read_tail(SLICE.SerializeToString()), read_tail(PARTS.SerializeToString())
     library = Library(tmp_path, {"all": whole, "slice": cut, "parts": parts}, "-O0", compiler=compiler)
     for number in range(DRAWS + 1):
         feeds: dict[str, Any] = {}
@@ -200,13 +201,13 @@ GRAPHS = {
 def test_a_hostile_tail(name: str) -> None:
     shape = (1, 4, 4) if "Det" in GRAPHS[name] else (4,) if "[4] x" in GRAPHS[name] else (1,)
     with pytest.raises((ModelError, RunError)):
-        Program.read(parsed(GRAPHS[name]).SerializeToString()).run({"x": np.ones(shape, np.float32)})
+        read_tail(parsed(GRAPHS[name]).SerializeToString()).run({"x": np.ones(shape, np.float32)})
 
 
 def test_a_negative_tile_of_nothing() -> None:
     graph = "(float[0, 2] x) => (float[N, M] y) <int64[2] s = {2, -1}> { y = Tile(x, s) }"
     with pytest.raises(RunError):
-        Program.read(parsed(graph).SerializeToString()).run({"x": np.ones((0, 2), np.float32)})
+        read_tail(parsed(graph).SerializeToString()).run({"x": np.ones((0, 2), np.float32)})
 
 
 def test_damaged_bytes() -> None:
@@ -214,14 +215,14 @@ def test_damaged_bytes() -> None:
         "(float[8] x) => (float[2] y, int64[2] i) <int64[1] k = {2}> { y, i = TopK(x, k) }"
     ).SerializeToString()
     feeds = {"x": np.arange(8, dtype=np.float32)}
-    np.testing.assert_array_equal(Program.read(data).run(feeds)["i"], [7, 6])
+    np.testing.assert_array_equal(read_tail(data).run(feeds)["i"], [7, 6])
     random = np.random.default_rng(0)
     for _ in range(300):
         broken = bytearray(data[: random.integers(1, len(data) + 1)])
         for at in random.integers(0, len(broken), 2):
             broken[at] = random.integers(256)
         try:
-            Program.read(bytes(broken)).run(feeds)
+            read_tail(bytes(broken)).run(feeds)
         except (ModelError, RunError):
             continue
         except Exception as error:
@@ -249,10 +250,10 @@ def test_nested_branches() -> None:
     """A branch may be eight deep, and nothing outside of it can name its values."""
     for holds, expected in ((True, [-1, 2]), (False, [1, 2])):
         feeds = {"x": np.array([1, -2], np.float32), "c": np.array(holds)}
-        np.testing.assert_array_equal(Program.read(nested(8)).run(feeds)["y"], expected)
+        np.testing.assert_array_equal(read_tail(nested(8)).run(feeds)["y"], expected)
     for data, problem in ((nested(9), "8 others around"), (nested(1, "y\0" + "1"), "damaged"), (nested(1, "z"), "'z'")):
         with pytest.raises(ModelError, match=problem):
-            Program.read(data)
+            read_tail(data)
 
 
 def test_nodes_out_of_order() -> None:
@@ -261,4 +262,4 @@ def test_nodes_out_of_order() -> None:
     del model.graph.node[:]
     model.graph.node.extend(reversed(nodes))
     with pytest.raises(ModelError, match="no node before it computes its input 'a'"):
-        Program.read(model.SerializeToString())
+        read_tail(model.SerializeToString())

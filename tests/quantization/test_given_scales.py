@@ -12,8 +12,8 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 
 from onnx2ncnn_opt import quantize
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verdict.deciding import scores
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from testing.hard_models import FAMILIES, SEEDS, hard_model
-from testing.models import parsed, serialized
+from testing.models import serialized
 
 OUTCOMES = Path(__file__).parents[2] / "fixtures" / "hard_models.tsv"
 
@@ -25,8 +26,8 @@ def test_the_floats_that_decide_integers() -> None:
         "u = Neg(x) v, i = TopK(u, k) j = Squeeze(i, one) number = Cast<to = 1>(j) "
         "half = Cast<to = 10>(u) sizes = Shape(s) r = Reshape(u, flat) large = Less(r, zero) }"
     )
-    model = parsed(graph, 17, k=[1], one=[1], flat=[12], zero=np.float32(0))
-    assert scores(model) == {"best": {"s", "t"}, "number": {"u"}, "large": {"r", "u"}}
+    model = read_model(serialized(graph, 17, k=[1], one=[1], flat=[12], zero=np.float32(0)), typed=True)
+    assert scores(model.graph) == {"best": {"s", "t"}, "number": {"u"}, "large": {"r", "u"}}
 
 
 def test_each_run_has_errors_of_its_own() -> None:

@@ -13,9 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.runtime.compiled_tail import compiled
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.verdict.rows import undecided
 from testing import present
 from testing.models import parsed
@@ -139,7 +139,7 @@ def test_a_compiler_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.M
     script.write_text(f"#!/bin/sh\nexec 3> '{tmp_path / 'alive'}'\n(echo started >&3; exec sleep 100) & wait\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with compiled(Program.read(present(head("yolov10.dyn").tail).data)), (tmp_path / "alive").open("rb") as alive:
+    with compiled(read_tail(present(head("yolov10.dyn").tail).data)), (tmp_path / "alive").open("rb") as alive:
         assert alive.readline() == b"started\n"
         ended = os.dup(alive.fileno())
     with os.fdopen(ended, "rb") as alive:

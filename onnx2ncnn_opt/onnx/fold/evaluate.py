@@ -15,11 +15,11 @@ import onnx
 import onnx_ir
 from onnx import TensorProto, numpy_helper
 
-import onnx2ncnn_opt.onnx.tail.operators  # noqa: F401
+import onnx2ncnn_opt.tail.operators  # noqa: F401
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
-from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant
+from onnx2ncnn_opt.tail.registry import TAIL_OPS
 
 LIMIT = 2**30  # bytes of all results of a node; the weight of VGG's first Gemm counts 0.8 GB
 _WIDEST = 8  # bytes of the widest element

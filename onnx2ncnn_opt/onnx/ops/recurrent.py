@@ -14,10 +14,10 @@ from onnx2ncnn_opt.ir.codes import Direction
 from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.edit.quantized import dequantised
 from onnx2ncnn_opt.onnx.items import NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled, is_zero
-from onnx2ncnn_opt.onnx.read.quantized import dequantised
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 

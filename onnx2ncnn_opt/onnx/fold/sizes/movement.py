@@ -25,8 +25,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     whole_numbers,
     with_size,
 )
-from onnx2ncnn_opt.onnx.tail.operators.checks import slice_indices
 from onnx2ncnn_opt.onnx.value import SymbolicTensor
+from onnx2ncnn_opt.tail.operators.checks import slice_indices
 
 
 def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:

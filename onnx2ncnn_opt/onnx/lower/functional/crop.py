@@ -16,8 +16,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, slice_ends
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
-from onnx2ncnn_opt.onnx.tail.operators.checks import slice_indices
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.tail.operators.checks import slice_indices
 
 TO_END = -233  # Crop: to the end
 MOST_RUNS = 256  # runs of constant indices that become one Crop each

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.names import NamePool
-from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.tail.program import Program
 
 # Other names in the module of `numpy_program`.
 _RESERVED = (

@@ -1,7 +1,7 @@
 """The table of tail operators: NumPy functions, whose signatures are the schemas, and C++ templates.
 
 Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. An input
-may be an attribute in an older opset, such as Squeeze's axes: `Program.read` makes it a constant. The annotation is the
+may be an attribute in an older opset, such as Squeeze's axes: `read_tail` makes it a constant. The annotation is the
 element type of an input; inputs and results with the same letter have the same type:
 
     x: T                  any type

@@ -5,8 +5,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import sized
-from onnx2ncnn_opt.onnx.tail.registry import F, L, tail_op
+from onnx2ncnn_opt.tail.operators.checks import sized
+from onnx2ncnn_opt.tail.registry import F, L, tail_op
 
 
 @tail_op(

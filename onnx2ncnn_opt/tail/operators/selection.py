@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of
-from onnx2ncnn_opt.onnx.tail.registry import F4, B, Ints, L, N, T, of_source, tail_op
+from onnx2ncnn_opt.tail.operators.checks import axis_of
+from onnx2ncnn_opt.tail.registry import F4, B, Ints, L, N, T, of_source, tail_op
 
 
 @tail_op(r"""
@@ -18,7 +18,7 @@ template<class T> bool If(Tail& t, View& y, const View& condition, const View& a
 }
 """)
 def if_(condition: B, then: T, other: T) -> T:
-    """Return the result of the branch whose nodes ran; `Program.read` puts these nodes before the If."""
+    """Return the result of the branch whose nodes ran; `read_tail` puts these nodes before the If."""
     if condition.size != 1:
         raise ValueError(f"a condition of the shape {condition.shape}")
     return then if condition.all() else other

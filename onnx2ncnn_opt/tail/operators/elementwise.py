@@ -5,7 +5,7 @@ from string import Template
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail.registry import B, F, M, N, of_source, tail_op
+from onnx2ncnn_opt.tail.registry import B, F, M, N, of_source, tail_op
 
 # Operator, its schema, NumPy, and C++ for elements. In C++, W is the computation's type: float, double or uint64_t.
 _PLAIN = """

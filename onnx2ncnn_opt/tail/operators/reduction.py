@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of
-from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, of_source, tail_op
+from onnx2ncnn_opt.tail.operators.checks import axes_of, axis_of
+from onnx2ncnn_opt.tail.registry import F, Ints, N, of_source, tail_op
 
 # Operator, its type, NumPy; in C++ the accumulator, its start, the step for a number v, and the result for n numbers.
 _REDUCE = """

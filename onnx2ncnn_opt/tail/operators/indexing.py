@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of, sized, wrapped
-from onnx2ncnn_opt.onnx.tail.registry import I, L, M, N, T, tail_op
+from onnx2ncnn_opt.tail.operators.checks import axis_of, sized, wrapped
+from onnx2ncnn_opt.tail.registry import I, L, M, N, T, tail_op
 
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min"]
 

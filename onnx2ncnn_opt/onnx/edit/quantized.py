@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.int8 import LEVELS
-from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.edit.editor import Editor
 from onnx2ncnn_opt.onnx.read.structure import strip
 
 INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
@@ -113,44 +113,10 @@ class _Weight(NamedTuple):
     is_int8: bool
 
 
-class _Editor:
-    """Inserts nodes and constants into a graph, with new names."""
-
-    def __init__(self, graph: onnx_ir.Graph) -> None:
-        self._graph = graph
-        outputs = (value for node in graph for value in node.outputs)
-        self._names = NamePool(item.name or "" for item in (*graph, *graph.inputs, *outputs))
-        self._names.add(*graph.initializers)
-        self._current: onnx_ir.Node  # new nodes come before it
-
-    def _initializer(self, array: Array) -> onnx_ir.Value:
-        name = self._names.take("constant")
-        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
-        self._graph.register_initializer(value)
-        return value
-
-    def _node(
-        self, kind: str, inputs: _Values, attributes: dict[str, Any] | None = None, count: int = 1
-    ) -> Sequence[onnx_ir.Value]:
-        """Insert a node of ONNX's own domain before the current one, and return its outputs."""
-        name = self._names.take(f"{self._current.name or self._current.outputs[0].name}.{kind}")
-        node = onnx_ir.node(kind, inputs, attributes, num_outputs=count, name=name)
-        for output in node.outputs:
-            output.name = self._names.take(f"{self._current.outputs[0].name}.float")
-        self._graph.insert_before(self._current, node)
-        return node.outputs
-
-    def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
-        """Replace all uses of a value by another one, which gets its name if the value is a graph output."""
-        if old.is_graph_output():
-            [new] = self._node("Identity", [new])
-            name, old.name = old.name, self._names.take(f"{old.name}.before")
-            new.name, new.shape, new.type = name, old.shape, old.type
-        onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-class _FloatConversion(_Editor):
+class _FloatConversion(Editor):
     """The float values that replace 8-bit values; the nodes are converted in order."""
+
+    suffix = "float"
 
     def __init__(self, graph: onnx_ir.Graph) -> None:
         super().__init__(graph)
@@ -171,7 +137,7 @@ class _FloatConversion(_Editor):
 
     def convert(self, node: onnx_ir.Node) -> None:
         """Insert the float version of a node that has 8-bit inputs or outputs."""
-        self._current = node
+        self.place = node
         method = self._methods.get(node.op_type) if node.domain in _DOMAINS else None
         if method is not None:
             method(node)
@@ -185,7 +151,7 @@ class _FloatConversion(_Editor):
     def _dequantize(self, node: onnx_ir.Node) -> None:
         operand = self._operand(node.inputs, axis=_attribute(node, "axis", 1))
         if operand is not None:
-            self._supersede(node.outputs[0], operand)
+            self.replace(node.outputs[0], operand)
 
     def _operator(self, node: onnx_ir.Node) -> None:
         name, places, scale = _OPERATORS[node.op_type]
@@ -214,7 +180,7 @@ class _FloatConversion(_Editor):
                 return
             steps = weight.steps if kind == "Conv" else weight.steps.astype(np.float64)
             step = np.asarray(quantised.scale * steps * _attribute(node, "alpha", 1.0), np.float64)
-            operands.append(self._initializer((numbers * step).astype(np.float32)))
+            operands.append(self.initializer((numbers * step).astype(np.float32)))
         self._result(node, kind, operands, node.inputs[scale : scale + 2])
 
     def _product_at_run_time(self, node: onnx_ir.Node) -> None:
@@ -236,19 +202,19 @@ class _FloatConversion(_Editor):
         step = factors[1 - factors.index(scale)]
         weight = None if step is None else self._weight(w, step, w_zero, 0 if node.op_type == "ConvInteger" else -1)
         if weight is not None:
-            [product] = self._node(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], _attributes(node))
+            [product] = self.nodes(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], _attributes(node))
             self._at_run_time.add(product)
-            self._supersede(scaled.outputs[0], product)
+            self.replace(scaled.outputs[0], product)
 
     def _lstm(self, node: onnx_ir.Node) -> None:
         x, w, r, *others = node.inputs[:8]
         numbers = [_constant(value) for value in (w, *node.inputs[8:10], r, *node.inputs[10:12]) if value is not None]
         matrices = [array for array in numbers if array is not None]
         if len(matrices) == 6:
-            weights = [self._initializer(dequantised(*matrices[:3])), self._initializer(dequantised(*matrices[3:]))]
-            states = self._node("LSTM", [x, *weights, *others], _attributes(node), len(node.outputs))
+            weights = [self.initializer(dequantised(*matrices[:3])), self.initializer(dequantised(*matrices[3:]))]
+            states = self.nodes("LSTM", [x, *weights, *others], _attributes(node), len(node.outputs))
             for old, new in zip(node.outputs, states, strict=True):
-                self._supersede(old, new)
+                self.replace(old, new)
 
     def _move(self, node: onnx_ir.Node) -> None:
         first, *others = node.inputs or (None,)
@@ -256,7 +222,7 @@ class _FloatConversion(_Editor):
         has_indices = node.op_type == "MaxPool" and len(node.outputs) > 1
         if x is None or has_indices or any(value in self._floats for value in others):
             return
-        outputs = self._node(node.op_type, [x.value, *others], _attributes(node), len(node.outputs))
+        outputs = self.nodes(node.op_type, [x.value, *others], _attributes(node), len(node.outputs))
         for old, new in zip(node.outputs, outputs, strict=True):
             self._add(old, x._replace(value=new))
 
@@ -268,20 +234,20 @@ class _FloatConversion(_Editor):
         limits = _limits(scale, zero)
         if scale is not None and limits is None:
             return
-        [result] = self._node(kind, operands, _attributes(node))
+        [result] = self.nodes(kind, operands, _attributes(node))
         if limits is None:
-            self._supersede(node.outputs[0], result)
+            self.replace(node.outputs[0], result)
         else:
             self._clipped(result, node.outputs[0], limits)
 
     def _clipped(self, x: onnx_ir.Value, old: onnx_ir.Value, limits: _Limits) -> None:
         quantised = _Quantised(x, *limits)
         low, high = (np.float32(limit) for limit in quantised.limits)
-        if self._graph.opset_imports.get("", 1) >= _OPSET_OF_CLIP:
-            bounds = [self._initializer(np.array(bound, np.float32)) for bound in (low, high)]
-            [value] = self._node("Clip", [x, *bounds])
+        if self.graph.opset_imports.get("", 1) >= _OPSET_OF_CLIP:
+            bounds = [self.initializer(np.array(bound, np.float32)) for bound in (low, high)]
+            [value] = self.nodes("Clip", [x, *bounds])
         else:
-            [value] = self._node("Clip", [x], {"min": float(low), "max": float(high)})
+            [value] = self.nodes("Clip", [x], {"min": float(low), "max": float(high)})
         self._add(old, quantised._replace(value=value))
 
     def _add(self, old: onnx_ir.Value, quantised: _Quantised) -> None:
@@ -310,7 +276,7 @@ class _FloatConversion(_Editor):
         centred = numbers.astype(np.int32) - _along(zeros.astype(np.int32), axis, numbers.ndim)
         steps = steps.astype(np.float32).reshape(-1)
         floats = centred.astype(np.float32) * _along(steps, axis, numbers.ndim)
-        result = self._initializer(floats.reshape(numbers.shape).astype(np.float32))
+        result = self.initializer(floats.reshape(numbers.shape).astype(np.float32))
         self._weights[result] = _Weight(steps, axis, bool(np.abs(centred).max(initial=0) <= LEVELS))
         return result
 
@@ -319,12 +285,12 @@ class _FloatConversion(_Editor):
         for old, quantised in self._floats.items():
             if not (old.uses() or old.is_graph_output()):
                 continue
-            self._current = old.producer()  # type: ignore[assignment]
+            self.place = old.producer()
             scale, zero = np.array(quantised.scale, np.float32), np.array(quantised.zero, quantised.dtype)
-            [new] = self._node("QuantizeLinear", [quantised.value, *map(self._initializer, (scale, zero))])
-            self._supersede(old, new)
-        strip(self._graph)
-        for node in self._graph:
+            [new] = self.nodes("QuantizeLinear", [quantised.value, *map(self.initializer, (scale, zero))])
+            self.replace(old, new)
+        strip(self.graph)
+        for node in self.graph:
             if not node.domain and node.op_type in _PRODUCTS:
                 self._annotate(node)
         self._drop_clips()
@@ -360,7 +326,7 @@ class _FloatConversion(_Editor):
                 continue
             if clip.inputs[0] is not None:
                 onnx_ir.convenience.replace_all_uses_with(value, clip.inputs[0])
-        strip(self._graph)
+        strip(self.graph)
 
 
 def dequantised(matrix: Array, scale: Array, zero: Array) -> Array:

@@ -4,8 +4,8 @@ from typing import Literal
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of, sized, slice_indices
-from onnx2ncnn_opt.onnx.tail.registry import Ints, L, N, T, To, V, tail_op
+from onnx2ncnn_opt.tail.operators.checks import axes_of, axis_of, sized, slice_indices
+from onnx2ncnn_opt.tail.registry import Ints, L, N, T, To, V, tail_op
 
 
 @tail_op(r"""

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail.program import Node, Program
-from onnx2ncnn_opt.onnx.tail.registry import TailOp
+from onnx2ncnn_opt.tail.program import Node, Program
+from onnx2ncnn_opt.tail.registry import TailOp
 
 _WIDTH = 116
 _C_TYPES = {"float32": "float", "float64": "double", "float16": "Half", "bool": "Bool"}

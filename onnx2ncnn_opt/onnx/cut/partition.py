@@ -13,15 +13,15 @@ from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, line
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, names_in, product
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.onnx.cut.extract import Sizes, Tail, extract_tail, label
+from onnx2ncnn_opt.onnx.cut.minimum_cut import Network
+from onnx2ncnn_opt.onnx.cut.refusals import Refusals
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.structure import names_of, nodes_of, read_values
-from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extract_tail, label
-from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
-from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.tail.refusals import Refusals
-from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.registry import ALL, TAIL_OPS
 
 # A node that sorts or picks is cheaper in the tail if it becomes more layers than this. So are nodes that pick by the
 # same indices if together they become more than twice as many.
@@ -54,7 +54,7 @@ def split(
     if nodes and (others or any(isinstance(item, Tensor) for item in read.values())):  # the net is not empty
         tail = extract_tail(model, nodes, read, others, tuple(parts.reasons(needed, refusals.unsupported)))
         try:
-            Program.read(tail.data)
+            read_tail(tail.data)
         except ModelError as damaged:  # an attribute or a type that tails lack
             problem = str(damaged)
         else:
