@@ -1,6 +1,6 @@
 """Count the planted faults that each kind of draw finds, and that no other kind finds.
 
-    python -m scripts.measure.draws [-k REGEX] [--each 1] [--most N] [--write]
+    python -m scripts.measure.draws [-k REGEX] [--each 1] [--seed 0] [--most N] [--write]
 
 The nets and faults are those of `scripts.fuzz.faults`. Each net is verified on the inputs of one kind after the other,
 so not only the first wrong run counts. Inputs like data serve the estimate of fp16 alone, and are not counted.
@@ -74,12 +74,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", default="", help="a regular expression for names of nets")
     parser.add_argument("--each", type=int, default=1, help="places for each class of faults in each net")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=sys.maxsize, help="faults in each net")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     total, alone, example = Counter[str](), Counter[str](), dict[str, str]()
     with NcnnWorker() as worker:
-        campaign = _Kinds(worker, options.each, most=options.most)
+        campaign = _Kinds(worker, options.each, options.seed, options.most)
         for fault in campaign.run((name, model) for name, model in models() if re.search(options.k, name)):
             caught = campaign.subjects[0].caught if fault.outcome == "caught" else set()
             total.update([*caught, "all"] if caught else [])
