@@ -129,7 +129,9 @@ them; elements that are NaN in the model are left out. Numbers from 2.4e38 on co
 
 The rules apply in this order, and the first one that accepts an output decides. Of several runs, the run with the last
 rule is printed, and of these the one with the largest error. If no rule accepts, the line has the last rule that
-refused the output. So `rounding` is as good as it gets, and `decided` says that some elements were not compared.
+refused the output. So `rounding` is as good as it gets, and `decided` says that some elements were not compared. An
+output without numbers to compare has no rule: ncnn crashed or refused the net, or the output is missing or has another
+shape.
 """
 _INPUTS = """
 ## The inputs
@@ -138,7 +140,7 @@ Without `--inputs`, a net runs on these kinds of inputs, drawn from `--seed`; la
 first large ones. Indexes sweep their tables, masks are 0 and 1, and dynamic dimensions have two sizes. The table has
 the planted faults that each kind finds, and those that no other kind finds (`scripts/measure/draws.py`,
 [table](../fixtures/measured/draws.tsv)); `data` serves the estimate of fp16 and verification in 16 bits
-(`tests/inputs/test_inputs.py`).
+(`test_16_bits_are_verified_on_inputs_like_data` of `tests/verification/test_verify.py`).
 
 """
 _HOW_OFTEN = """
