@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from onnx2ncnn_opt.inputs.draws import Draw
     from onnx2ncnn_opt.outputs import Latency
-    from onnx2ncnn_opt.precision.search_masks import Precision
+    from onnx2ncnn_opt.precision.masks import Precision
     from onnx2ncnn_opt.runtime.base import Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.report import VerifyReport
@@ -143,7 +143,7 @@ class NetResult(ABC, Generic[F]):
         `custom` operators.
         """
         from onnx2ncnn_opt.precision.fp16_run import Estimator  # both runtimes
-        from onnx2ncnn_opt.precision.search_masks import find_masks, masks_for_data
+        from onnx2ncnn_opt.precision.masks import find_masks, masks_for_data
 
         self._require_known("nothing can be estimated")
         options: dict[str, Any] = {"budget": verification.budget, "effort": verification.effort, "masks": masks}

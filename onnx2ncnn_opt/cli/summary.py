@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.optimized import Optimized
     from onnx2ncnn_opt.api.result import NetResult
     from onnx2ncnn_opt.manifest import Entry, Image, Manifest
-    from onnx2ncnn_opt.precision.search_masks import Precision
+    from onnx2ncnn_opt.precision.masks import Precision
     from onnx2ncnn_opt.rewrite.prove_masks import Mask
     from onnx2ncnn_opt.verification.options import Verification
     from onnx2ncnn_opt.verification.report import VerifyReport

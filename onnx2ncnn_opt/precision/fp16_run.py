@@ -26,11 +26,11 @@ from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Noise, in_half, makes_32_bits
-from onnx2ncnn_opt.ir.half_sums import Inner, inner_arithmetic
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
 from onnx2ncnn_opt.param.splits import Listing
+from onnx2ncnn_opt.precision.half_sums import Inner, inner_arithmetic
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, unmoved
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
@@ -39,18 +39,8 @@ from onnx2ncnn_opt.system import temporary_folder
 
 # Layers that accumulate in fp16, whose sums are sampled.
 SAMPLED = frozenset(
-    {
-        "Convolution",
-        "Convolution1D",
-        "ConvolutionDepthWise",
-        "Deconvolution",
-        "Gemm",
-        "InnerProduct",
-        "MatMul",
-        "Reduction",
-        "SDPA",
-        "Softmax",
-    }
+    {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "Gemm", "InnerProduct", "MatMul"}
+    | {"Reduction", "SDPA", "Softmax"}
 )
 _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
@@ -172,39 +162,24 @@ class Estimator:
         return solved([*dims, *((blob.batch, batch) for blob, _, batch in mats)])
 
     def run(
-        self,
-        rounding: str = "",
-        noise: Mapping[Layer, Noise] | None = None,
-        *,
-        sampled: bool = False,
-        brief: bool = False,
-        seed: int = 0,
+        self, rounding: str = "", noise: Mapping[Layer, Noise] | None = None, *, sampled: bool = False, seed: int = 0
     ) -> Walk:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
-        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. With one of both alone, or in
-        a `brief` run, only blobs that it changes are known, and the outputs.
-        A `sampled` run computes `Walk.inner`. The seed is that of the noise.
+        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. A `sampled` run computes
+        `Walk.inner`. The seed is that of the noise.
         """
-        walk = Walk()
+        walk, waiting = Walk(), dict[Blob, Array]()
         readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
-        is_half = rounding == "fp16"
-        halves = {
-            layer: name
-            for layer, name in self._halves.items()
-            if is_half and not layer["featmask"] & Feature.NO_FP16_STORAGE
-        }
-        is_whole = bool(rounding) == (noise is not None) and not brief
-        walked = self._walked(rounding, noise, readers, halves, sample=_SAMPLE if is_whole else 0)
-        names = {step.blob for step in walked}
+        left = {blob: sum(user in readers for user in blob.users) for blob in self.names}
+        steps = self._steps(rounding, noise or {}, readers)
+        names = {step.blob for step in steps}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
-        waiting: dict[Blob, Array] = {}
-        left = {blob: sum(user in readers for user in blob.users) for blob in self.names}
 
         def visit(step: WalkStep, stats: BlobStats) -> None:
-            blob = ends.get(step) or walked[step]
+            blob = ends.get(step) or steps[step]
             array = stats.array if step.send else None
             if array is not None and self.compared.get(blob) == step.blob:
                 walk.outputs[blob] = array
@@ -213,7 +188,7 @@ class Estimator:
             if array is not None and blob in self._scores:
                 walk.scores[blob] = array
             walk.largest[blob], walk.special[blob] = stats.largest, stats.special
-            if step.sample and stats.array is not None:
+            if stats.array is not None:
                 every = 1 if array is None else array.size // step.sample | 1
                 walk.samples[blob], walk.errors[blob] = stats.array.reshape(-1)[::every].copy(), stats.errors
             if array is None or not left[blob]:
@@ -227,51 +202,40 @@ class Estimator:
                         if not left[each]:
                             del waiting[each]
 
-        feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
-        self._runner.walk(feeds, [*walked, *ends], visit, seed)
+        self._runner.walk(self._fed(), [*steps, *ends], visit, seed)
         return walk
+
+    def _fed(self) -> dict[str, Feed]:
+        return {self.names[blob]: feed for blob, feed in self.feeds.items()}
 
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
         """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""
         found: dict[Blob, float] = {}
         steps = {WalkStep(self.names[blob]): blob for _, blob in self._known() if blob in blobs}
-        feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
-        self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
+        self._runner.walk(self._fed(), list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
 
     def finds_nothing(self) -> bool:
         """Return True if all probabilities are nearly 0, as those of text in a picture without any."""
         return bool(self.probabilities) and max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
 
-    def _walked(
-        self,
-        rounding: str,
-        noise: Mapping[Layer, Noise] | None,
-        readers: Collection[Layer],
-        halves: Mapping[Layer, str],
-        sample: int,
-    ) -> dict[WalkStep, Blob]:
-        """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
-
-        `halves` are the blobs to take in place of the outputs of some layers. Of each blob a `sample` is sent; with 0
-        only blobs that are changed or sent are in the walk.
-        """
-        walked: dict[WalkStep, Blob] = {}
+    def _steps(self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer]) -> dict[WalkStep, Blob]:
+        """Return the blobs of a run, in the order of the file; `readers` need theirs sent."""
+        steps: dict[WalkStep, Blob] = {}
         unread: list[str] = []
         for layer, blob in self._known():
-            errors = (noise or {}).get(layer, Noise())
             own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
             is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
             is_sent = is_end or any(user in readers for user in blob.users)
-            other = halves.get(layer, "")
+            is_half = rounding == "fp16" and not layer["featmask"] & Feature.NO_FP16_STORAGE
+            other = self._halves.get(layer, "") if is_half else ""
             if layer in self._unread:
                 as_half, as_is = self._unread[layer]
                 unread += (*as_half, other) if other else as_is
-            if sample or own or other or any(errors) or is_sent:
-                of_layer = makes_32_bits(layer), *errors, is_sent, sample, other, tuple(unread)
-                walked[WalkStep(self.names[blob], own, *of_layer)] = blob
-                unread.clear()
-        return walked
+            of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, _SAMPLE, other, tuple(unread)
+            steps[WalkStep(self.names[blob], own, *of_layer)] = blob
+            unread.clear()
+        return steps
 
     def _known(self) -> Iterator[tuple[Layer, Blob]]:
         """Yield the layers and their blobs of which ncnn has one array, in the order of the file."""

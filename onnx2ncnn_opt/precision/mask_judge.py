@@ -13,19 +13,15 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, product, substituted
-from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Noise, computes_in_half, function_noise
-from onnx2ncnn_opt.ir.half_sums import Inner
 from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
-from onnx2ncnn_opt.precision.noise_shares import NoiseShares, noise_shares
-from onnx2ncnn_opt.rewrite.prove_masks import SOURCES
+from onnx2ncnn_opt.precision.half_sums import Inner
+from onnx2ncnn_opt.precision.noise_shares import noise_shares
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verdict.errors import parts
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
-TINY_NET = 2**16  # elements of all blobs, up to which several inputs run with several noises
-_MOST_RUNS = 2**8  # of a judge, each with a seed of its own
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 _NEARER = 1.0  # log-odds that other inputs change
 
@@ -44,15 +40,11 @@ def errors_of(
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size or blob in left_out:
             continue
-        actual, size, error = walk.outputs[blob], 0.0, 0.0
-        for part in parts(expected.shape):
-            here, known = actual[part], np.isfinite(expected[part])
-            if not np.isfinite(here[known]).all():
-                error = math.nan
-                break
-            there = expected[part][known]
-            size = max(size, float(np.abs(there).max(initial=0.0)))
-            error = max(error, float(np.abs(here[known] - there).max(initial=0.0)))
+        known = np.isfinite(expected)
+        here, there = walk.outputs[blob][known], expected[known]
+        size, error = (float(np.abs(each).max(initial=0.0)) for each in (there, here - there))
+        if not np.isfinite(here).all():
+            error = math.nan
         if blob in ends and not math.isnan(error) and _is_saturated(expected):
             scores = ends[blob].input
             error, size = _undecided_error(ends[blob], walk.scores[scores], reference.scores[scores]), 1.0
@@ -120,27 +112,19 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(
-        self, estimator: Estimator, integers: Collection[Blob] = (), other: MaskJudge | None = None, number: int = 0
-    ) -> None:
-        """Run the net in fp32. In fp16 it has so many `runs`, each with other noise: as `other` has, which ran before.
+    def __init__(self, estimator: Estimator, integers: Collection[Blob] = (), seed: int = 0) -> None:
+        """Run the net in fp32; `seed` is that of the noise in fp16.
 
-        The judges of one net have different numbers, and so other noise. Outputs that are `integers` do not count if
-        they are places of numbers that count.
+        Outputs that are `integers` do not count if they are places of numbers that count.
         """
-        self._first_seed = _MOST_RUNS * number
-        self.estimator, self.graph = estimator, estimator.graph
-        self.runs: int = other.runs if other else 1
+        self.estimator, self.graph, self._seed = estimator, estimator.graph, seed
         self._left_out = integers if estimator.choices else ()
-        self.fixed: Masks = {}  # masks besides those that are tried
-        self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the run, and the masks of all layers
+        self._errors: dict[tuple[int, ...], Measured] = {}  # by the masks of all layers
         self._last: tuple[tuple[int, ...], Walk] | None = None
-        self._nearby: dict[tuple[int, ...], float] = {}  # of the last run with the masks of all layers
-        self.factors: dict[Blob, float] = {}  # by which errors of outputs are other ones on average over inputs
+        self._nearby: dict[tuple[int, ...], float] = {}
         sizes = estimator.sizes()
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
-        shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
-        self.elements = {layer: _number(sum(map(product, shapes[layer])), sizes) for layer in self.graph}
+        self._sizes = sizes
         self.reference = estimator.run(sampled=True)  # in fp32
         self.inner: Mapping[Layer, Sequence[Inner]] = self.reference.inner
 
@@ -159,14 +143,17 @@ class MaskJudge:
                 found[layer] = noise
         return found
 
-    def run(self, number: int = 0) -> Walk:
+    def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        walk = self.estimator.run("fp16", self.noise(), seed=self._first_seed + number)
-        self._errors[number, self._key()] = self._measured(walk)
-        self._last = self._key(), walk
+        key, walk = self._key(), self.estimator.run("fp16", self.noise(), seed=self._seed)
+        self._last = key, walk
         both = ((walk.outputs[blob], self.reference.outputs[blob]) for blob in self.estimator.probabilities)
-        self._nearby[self._key()] = max((_nearby_error(*arrays) for arrays in both), default=0.0)
+        self._nearby[key] = max((_nearby_error(*arrays) for arrays in both), default=0.0)
         return walk
+
+    def walk(self) -> Walk:
+        """Return the last run in fp16 if it had the masks that the layers have, or a new one."""
+        return self._last[1] if self._last and self._last[0] == self._key() else self.run()
 
     def _measured(self, walk: Walk) -> Measured:
         return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
@@ -177,78 +164,59 @@ class MaskJudge:
 
     def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
         """Return the errors of the outputs with masks added."""
-        with self._added(masks):
-            for run in range(self.runs):
-                if (run, self._key()) not in self._errors:
-                    self.run(run)
-            return mean_of([self._errors[run, self._key()] for run in range(self.runs)])
+        with self.added(masks):
+            if self._key() not in self._errors:
+                self._errors[self._key()] = self._measure()
+            return self._errors[self._key()]
 
-    def expected(self, masks: Masks) -> float:
-        """Return the largest error to be expected on average over the inputs of several judges, with masks added."""
-        return float(self.expected_of(self.errors(masks)).max(initial=0.0))
+    def _measure(self) -> Measured:
+        return self._measured(self.walk())
 
-    def expected_of(self, measured: Measured) -> Array:
-        """Return the error of each output in units of its largest value, on average over the inputs of the judges."""
-        ratios = ratios_of(measured).items()
-        return np.array([ratio * self.factors.get(blob, 1.0) for blob, ratio in ratios])
-
-    def shares(self, masks: Masks = MappingProxyType({})) -> NoiseShares:
-        """Return the powers of the noise of layers at the outputs, in units of these, with masks added."""
-        errors = self.errors(masks)
-        with self._added(masks):
-            _, walk = self._last if self._last and self._last[0] == self._key() else (None, self.run())
+    def shares(self, masks: Masks, powers: Array) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
+        """Divide powers of noise at the outputs, with masks added, among the layers, see `noise_shares`."""
+        with self.added(masks):
+            walk = self.walk()
             ends, known = self.estimator.ends, self.reference.outputs
-            blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in errors]
-            powers = self.expected_of(errors) ** 2
+            counted = self._measured(walk)
+            blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in counted]
             return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers.tolist(), strict=True)])
 
     @contextmanager
-    def _added(self, masks: Masks = MappingProxyType({})) -> Iterator[None]:
-        """Put masks on layers for a block, and the fixed ones."""
+    def added(self, masks: Masks) -> Iterator[None]:
+        """Put masks on layers for a block."""
         with restored_masks(self.graph):
-            for layer, features in self._with_fixed(masks).items():
+            for layer, features in masks.items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
             yield
-
-    def _with_fixed(self, masks: Masks) -> Masks:
-        """Return masks together with the fixed ones."""
-        return {**masks, **{layer: features | masks.get(layer, Feature(0)) for layer, features in self.fixed.items()}}
 
     def _key(self) -> tuple[int, ...]:
         return tuple(layer["featmask"] for layer in self.graph)
 
     def cost(self, layer: Layer) -> float:
         """Return the cost of computing a layer in fp32, as multiplications."""
-        return self.multiplications[layer] + _ELEMENT_COST * self.elements[layer]
+        elements = sum(product(blob.shape or ()) for blob in layer.outputs)
+        return self.multiplications[layer] + _ELEMENT_COST * _number(elements, self._sizes)
 
-    def price(self, masks: Masks = MappingProxyType({})) -> float:
-        """Return the share of the multiplications that masks keep from fp16 arithmetic, with masks added."""
-        exact = int(Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE)
-        added, counts = self._with_fixed(masks), self.multiplications.items()
-        masked = sum(count for layer, count in counts if (layer["featmask"] | int(added.get(layer, 0))) & exact)
+    def price(self) -> float:
+        """Return the share of the multiplications that the masks of layers keep from fp16 arithmetic."""
+        masked = sum(count for layer, count in self.multiplications.items() if is_exact(layer))
         return masked / (sum(self.multiplications.values()) or 1.0)
 
-    def rounding(self) -> Measured:
-        """Return the errors of the outputs if every blob is rounded to fp16."""
-        with self._added():
-            return self._measured(self.estimator.run("fp16"))
-
-    def alone(self, layers: Collection[Layer]) -> Measured:
-        """Return the errors of the outputs in a run where only some layers compute in fp16."""
-        others = [layer for layer in self.graph if layer.type not in SOURCES]
-        with self._added(dict.fromkeys(set(others).difference(layers), FP32)):
-            return self._measured(self.estimator.run("fp16", self.noise(), brief=True, seed=self._first_seed))
-
-    def hides_errors(self) -> bool:
-        """Return True if scores may be much more inexact than an output, because a probability is large."""
-        return any(self.reference.outputs[blob].max(initial=0.0) > 0.5 for blob in self.estimator.ends)
+    def rounding_share(self) -> Array:
+        """Return the part of the power of noise at each output that rounding every blob to fp16 makes."""
+        rounding = self._measured(self.estimator.run("fp16"))
+        shares = [
+            (error / max(self.errors()[blob][0], error) if error else 0.0) for blob, (error, _) in rounding.items()
+        ]
+        return np.square(shares)
 
     def nearby_error(self) -> float:
         """Return the largest error of probabilities for inputs that are a little less clear, like `error`.
 
         The errors of a classifier depend on its least clear row or pixel: other inputs have others.
         """
-        self.errors()
+        if self._key() not in self._nearby:
+            self.run()
         return self._nearby[self._key()]
 
     def is_undecided(self, error: float) -> bool:
@@ -272,31 +240,14 @@ class MaskJudge:
         return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
 
 
-def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
-    """Return the largest error of an output, on average over the inputs of several judges.
-
-    It is in units of the average sizes of the outputs: one input alone may make an output nearly 0.
-    """
-    several = [judge.errors(masks) for judge in judges]
-    mean = mean_of(several)
-    largest = [largest_error({blob: (errors[blob][0], mean[blob][1]) for blob in mean}) for errors in several]
-    return math.sqrt(sum(error**2 for error in largest) / len(largest))
+def is_exact(layer: Layer) -> bool:
+    """Return True if a layer's masks keep it from fp16 arithmetic."""
+    return bool(layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE))
 
 
-def compare(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
-    """Return the error on the inputs of several judges; the first learns how far its own errors are from these."""
-    own, mean = (
-        ratios_of(errors) for errors in (judges[0].errors(masks), mean_of([each.errors(masks) for each in judges]))
-    )
-    judges[0].factors = {blob: mean[blob] / own[blob] for blob in mean if own[blob]}
-    return max(mean.values(), default=0.0)
-
-
-def most_telling_first(judges: Sequence[MaskJudge]) -> list[MaskJudge]:
-    """Return the judges; the first has the largest error of the output that is worst for all of them."""
-    mean = ratios_of(mean_of([judge.errors() for judge in judges]))
-    worst = max(mean, key=mean.__getitem__, default=None)
-    return sorted(judges, key=lambda judge: -judge.errors()[worst][0] if worst else 0.0)
+def joint_error(judges: Sequence[MaskJudge]) -> float:
+    """Return the largest error of an output, on average over the inputs of several judges."""
+    return largest_error(mean_of([judge.errors() for judge in judges]))
 
 
 def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:

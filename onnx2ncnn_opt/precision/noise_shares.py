@@ -6,8 +6,7 @@ the power of the noise at an output is divided among the layers from the last on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,48 +15,14 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.precision.fp16_run import Walk
 from onnx2ncnn_opt.runtime.base import Array
 
-_LEAST = 0.5  # of the power that one run finds for arithmetic stays, however much the rounding explains
 
+def noise_shares(
+    graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]
+) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
+    """Divide the noise of a walk among the layers of a graph; `outputs` are blobs with the power of their noise.
 
-@dataclass
-class NoiseShares:
-    """The powers of noise at each output: of the arithmetic of layers, and of rounding blobs and weights."""
-
-    arithmetic: dict[Layer, Array]
-    rounding: Array
-    rounding_by_layer: Mapping[Layer, Array] = field(default_factory=dict)
-
-    @property
-    def total(self) -> Array:
-        """The powers of all noise."""
-        return self.rounding + sum(self.arithmetic.values(), np.zeros_like(self.rounding))
-
-    def with_rounding(self, rounding: Array) -> NoiseShares:
-        """Return the shares with a measured power of rounding: one run takes much of the arithmetic for rounding."""
-        found = sum(self.arithmetic.values(), np.zeros_like(rounding))
-        powers = np.maximum(self.total - rounding, _LEAST * found)
-        factors = np.divide(powers, found, out=np.ones_like(rounding), where=found > 0)
-        arithmetic = {layer: power * factors for layer, power in self.arithmetic.items()}
-        return NoiseShares(arithmetic, rounding, self.rounding_by_layer)
-
-    def correct(self, left: NoiseShares, masked: Collection[Layer]) -> None:
-        """Take the shares of layers without masks from `left`, and divide the removed power among the masked layers.
-
-        One run shows little of layers behind others, and mistakes the noise of whole channels for noise of single
-        numbers.
-        """
-        removed = np.maximum(self.total - left.total, 0.0)
-        powers = sum((self.arithmetic[layer] for layer in masked), np.zeros_like(removed))
-        factors = np.divide(removed, powers, out=np.ones_like(removed), where=powers > 0)
-        self.arithmetic = {
-            layer: power * factors if layer in masked else left.arithmetic.get(layer, power)
-            for layer, power in self.arithmetic.items()
-        }
-        self.rounding = left.rounding
-
-
-def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]) -> NoiseShares:
-    """Divide the noise of a walk among the layers of a graph; `outputs` are blobs with the power of their noise."""
+    The first result are powers of a layer's arithmetic, the second ones those of rounding what it writes.
+    """
     squares = {blob: _mean_square(sample) for blob, sample in reference.samples.items()}
     # An output is not known before its own errors, but with them.
     gone = {
@@ -91,7 +56,7 @@ def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tu
             inputs = {blob: square / (squares[blob] or 1.0) for blob, square in inputs.items()}
         for blob, part in inputs.items():
             arriving[blob] = arriving.get(blob, 0.0) + power * (part / sum(inputs.values()))
-    return NoiseShares(found, np.maximum(total - sum(found.values()), 0.0), rounding)
+    return found, rounding
 
 
 def _mean_square(numbers: Array) -> float:

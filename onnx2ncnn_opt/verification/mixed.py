@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 from onnx2ncnn_opt.errors import VerificationError
 from onnx2ncnn_opt.ir.features import Feature
@@ -15,10 +14,12 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.precision.effort import EFFORTS
 from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
+from onnx2ncnn_opt.precision.mask_forms import FULL, MaskForms
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, Measured, errors_of
-from onnx2ncnn_opt.precision.plan_masks import BUDGET, FULL, Planner, Target
-from onnx2ncnn_opt.precision.search_masks import find_masks
+from onnx2ncnn_opt.precision.masks import BUDGET, find_masks
+from onnx2ncnn_opt.precision.search import Limit
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
@@ -27,7 +28,6 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.model import net_feeds
 from onnx2ncnn_opt.verification.options import Verification
 
-_ATTEMPTS = 10
 _MIN_SECONDS = 1e-7
 # Layers that compute nothing need no mask; layers with Trait.MOVES are others.
 _IDLE = SOURCES | {"Dropout", "Padding"}
@@ -61,31 +61,24 @@ class DeviceJudge(MaskJudge):
     def __init__(self, estimator: Estimator, source: tuple[Path, Path], worker: NcnnWorker, folder: Path) -> None:
         super().__init__(estimator)
         self._source, self._worker, self._folder, self._count = source, worker, folder, 0
-        self._cache: dict[frozenset[tuple[Layer, Feature]], Measured] = {}
         self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
         self._feeds = {self._names[blob]: feed for blob, feed in estimator.feeds.items()}
         self.checked = worker.checked(["fp16"])
 
-    def _runner(self, masks: Masks) -> NcnnRunner:
-        """Write the net with masks, and return its runner; the weights stay, because added casts have none."""
+    def _runner(self) -> NcnnRunner:
+        """Write the net with the masks of its layers; return its runner. The weights stay: added casts have none."""
         copy = read_net(*self._source).graph
-        pairs = list(zip(self.graph, copy.layers, strict=True))
-        put_masks(copy, [(twin, masks[layer]) for layer, twin in pairs if layer in masks])
+        pairs = zip(self.graph, copy.layers, strict=True)
+        put_masks(copy, [(twin, Feature(layer["featmask"])) for layer, twin in list(pairs) if layer["featmask"]])
         self._count += 1
         param, bin, timeout = self._folder / f"net{self._count}.param", self._folder / "net.bin", self.estimator.timeout
         param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
-    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
-        """Return the errors, measured instead of estimated."""
-        features = self._with_fixed(masks)
-        key = frozenset(features.items())
-        if key not in self._cache:
-            fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
-            results = self._runner(features).run(self._feeds, list(fetches.values()))
-            walk = Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()})
-            self._cache[key] = errors_of(walk, self.reference)
-        return self._cache[key]
+    def _measure(self) -> Measured:
+        fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
+        results = self._runner().run(self._feeds, list(fetches.values()))
+        return errors_of(Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()}), self.reference)
 
     def layers(self) -> list[Layer]:
         """Return the layers that compute something."""
@@ -98,17 +91,18 @@ class DeviceJudge(MaskJudge):
     @cached_property
     def _seconds(self) -> dict[Layer, float]:
         layers = self.layers()
-        half, full = self.times(self.fixed), self.times(dict.fromkeys(layers, FULL))
+        half, full = self.times({}), self.times(dict.fromkeys(layers, FULL))
         if half is None or full is None:
             return {}
         return {layer: max(b - a, _MIN_SECONDS) for layer, a, b in zip(layers, half.blobs, full.blobs, strict=True)}
 
     def times(self, masks: Masks) -> Times | None:
-        """Return the times of the `layers` and of the whole net with masks; None on an emulator."""
+        """Return the times of the `layers` and of the whole net with masks added; None on an emulator."""
         if self._worker.target.patience > 1:
             return None
         names = [self.estimator.names[layer.outputs[0]] for layer in self.layers()]
-        return self._runner(masks).time_blobs(self._feeds, names)
+        with self.added(masks):
+            return self._runner().time_blobs(self._feeds, names)
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
@@ -117,20 +111,19 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     Raises VerificationError if no masks are enough.
     """
     before, masks = judge.error(), prove_masks(judge.graph)
-    judge.fixed = {layer: mask.features for layer, mask in masks.items()}
     alone: dict[Layer, float] = {}
-    after = judge.error()
+    with judge.added({layer: mask.features for layer, mask in masks.items()}):
+        after = judge.error()
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
-        needed |= {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
-        masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        planner, targets = Planner([judge]), [Target(budget, 1.0)]
-        if not (plan := planner.best(targets, _ATTEMPTS)).meets(targets):
-            planner.measure_blocks()
-            plan = planner.best(targets, _ATTEMPTS)
-        masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
-        alone = {layer: plan.alone(layer) for layer in plan.masks}
-        after = judge.error({layer: mask.features for layer, mask in masks.items()})
+        masks = needed | {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
+        with judge.added({layer: mask.features for layer, mask in masks.items()}):
+            forms = MaskForms([judge])
+            plan = forms.choose([Limit(budget)], EFFORTS["thorough"][1])
+            after = plan.error
+        found = dict(forms.masks_of(plan))
+        masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in found.items()}
+        alone = {layer: forms.alone(layer) for layer in found}
     if not after <= budget:
         error = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
         raise VerificationError(

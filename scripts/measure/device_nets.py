@@ -21,7 +21,7 @@ from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.precision.fp16_run import Estimator
 from onnx2ncnn_opt.precision.mask_judge import errors_of, largest_error
-from onnx2ncnn_opt.precision.search_masks import Precision, find_masks
+from onnx2ncnn_opt.precision.masks import Precision, find_masks
 from onnx2ncnn_opt.rewrite.prove_masks import prove_masks, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker

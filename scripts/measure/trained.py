@@ -30,8 +30,7 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.inputs.draws import DATA, Data, Draw, draw_inputs, states
 from onnx2ncnn_opt.inputs.pictures import picture_axes
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.precision.plan_masks import BUDGET
-from onnx2ncnn_opt.precision.search_masks import open_like_data
+from onnx2ncnn_opt.precision.masks import BUDGET, open_like_data
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.precision.fp16_run import Estimator, most_ordinary
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge, errors_of, largest_error
-from onnx2ncnn_opt.precision.search_masks import Precision, find_masks
+from onnx2ncnn_opt.precision.masks import Precision, find_masks
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -98,15 +98,6 @@ def test_overflow_is_seen_and_masks_undo_it() -> None:
     with estimator(graph, x) as estimate:
         assert find_masks([estimate], masks=False)[1].error < 1e-3
         assert find_masks([estimate])[0] == {}
-
-
-def test_overflow_on_another_input_is_masked() -> None:
-    graph = net(*LENGTH)
-    ordinary, large = (np.full(64, size, np.float32) for size in (10.0, 300.0))
-    with estimator(graph, ordinary) as estimate:
-        found, precision = find_masks([estimate, estimate.on({blob: Feed(large) for blob in graph.inputs})])
-    assert {each.name: mask.features for each, mask in found.items()} == dict.fromkeys(["sq", "sum", "y"], FP32)
-    assert precision.error < 1e-3
 
 
 @pytest.mark.parametrize(("operation", "number"), [(3, 100.0), (8, 20.0), (10, 5.0)], ids=["mean", "L2", "LogSumExp"])
@@ -263,8 +254,7 @@ def test_each_input_has_errors_where_its_own_texture_is() -> None:
     first[:, :6, :6] += noise[:, :6, :6]
     second[:, 12:18, 12:18] += noise[:, :6, :6]
     with estimator(graph, first) as estimate:
-        one = MaskJudge(estimate)
-        other = MaskJudge(estimate.on({graph.inputs[0]: Feed(second)}), (), one, 1)
+        other = MaskJudge(estimate.on({graph.inputs[0]: Feed(second)}), (), 1)
         [y], [expected] = other.run().outputs.values(), other.reference.outputs.values()
     errors = np.sqrt(np.square(y - expected).mean(0))
     assert errors[12:18, 12:18].mean() > 4 * errors[:6, :6].mean()
@@ -307,7 +297,7 @@ def test_masks_are_where_they_cost_little() -> None:
     infer_graph(graph)
     with estimator(graph, rng.standard_normal((64, 512), np.float32)) as estimate:
         judge, one = MaskJudge(estimate), {layer(graph, "small"): Feature.NO_FP16_ARITHMETIC}
-        before, budget = judge.error(), 1.15 * judge.error(one)
+        before, budget = judge.error(), 1.8 * judge.error(one)
         found, precision = find_masks([estimate], budget=budget)
     assert {each: mask.features for each, mask in found.items()} == one
     assert precision.price == pytest.approx(5 / 517)
@@ -360,7 +350,7 @@ def test_a_detector_of_text_sees_some() -> None:
         assert not estimate.on({port.blob: Feed(written[0])}).finds_nothing()
     precision = conversion.estimated().precision
     assert precision is not None
-    assert 2e-3 < precision.error < 0.1
+    assert 1e-3 < precision.error < 0.1
 
 
 def test_a_failing_net_is_reported() -> None:
@@ -381,14 +371,14 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         (Precision(5e-3), ""),
         (
             Precision(1.5e-2, is_undecided=True),
-            "; compute it in fp32; an index may be another one where two numbers are nearly equal",
+            "; compute it in fp32; an index may be another one where two numbers are nearly equal"
+            "; --budget 0.01 looks for more masks",
         ),
-        (Precision(1.5e-2), "; perhaps compute it in fp32; with other inputs perhaps 0.02"),
-        (Precision(5e-2), "; compute it in fp32; `mixed` looks for more masks"),
         (
-            Precision(5e-2, 0.1),
-            "; compute it in fp32; rounding its blobs and weights makes this error",
+            Precision(1.5e-2),
+            "; perhaps compute it in fp32; with other inputs perhaps 0.02; --budget 0.01 looks for more masks",
         ),
+        (Precision(5e-2), "; compute it in fp32; `mixed` looks for more masks"),
     ],
 )
 def test_descriptions_of_fp16(precision: Precision, said: str) -> None:

@@ -1,19 +1,14 @@
 """One run shows which layers make the noise at the outputs; runs of each layer alone say the same."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.ir.half import Noise
 from onnx2ncnn_opt.ir.shapes import infer_graph
-from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
+from onnx2ncnn_opt.precision.fp16_run import Estimator
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge
-from onnx2ncnn_opt.precision.noise_shares import NoiseShares
-from onnx2ncnn_opt.precision.search_masks import find_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from testing.param_text import bare as net
 
@@ -44,7 +39,8 @@ def estimator() -> Any:
 
 def test_shares_are_those_of_runs_of_single_layers(estimator: Estimator) -> None:
     judge = MaskJudge(estimator)
-    noise, shares = judge.noise(), judge.shares()
+    errors = [error / size for error, size in judge.errors().values()]
+    noise, (own, rounded) = judge.noise(), judge.shares({}, np.square(errors))
     reference = judge.reference.outputs
 
     def alone(layer: Layer) -> np.ndarray:
@@ -53,50 +49,8 @@ def test_shares_are_those_of_runs_of_single_layers(estimator: Estimator) -> None
 
     powers = {layer: alone(layer) for layer in noise}
     expected = np.array([*powers.values()]) / sum(powers.values())
-    found = np.array([shares.arithmetic[layer] for layer in noise]) / sum(shares.arithmetic.values())
+    found = np.array([own[layer] for layer in noise]) / sum(own.values())
     assert (np.minimum(found, expected).sum(axis=0) > 0.8).all()
-    parts = {layer.name: power > 0 for layer, power in shares.arithmetic.items()}
+    parts = {layer.name: power > 0 for layer, power in own.items()}
     assert (parts["branch"].tolist(), parts["last"].tolist(), parts["g1"].tolist()) == ([1, 0], [0, 1], [1, 1])
-    assert (shares.rounding < 0.1 * shares.total).all()  # little noise is that of rounding blobs
-
-
-def test_masks_are_found_in_a_few_runs(estimator: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[Mapping[Layer, Noise] | None] = []
-    run = Estimator.run
-
-    def counted(self: Estimator, rounding: str = "", noise: Any = None, **options: Any) -> Walk:
-        runs.append(noise)
-        return run(self, rounding, noise, **options)
-
-    monkeypatch.setattr(Estimator, "run", counted)
-    before = find_masks([estimator], masks=False)[1].error
-    runs.clear()
-    found, precision = find_masks([estimator], budget=before / 2)
-    assert precision.error <= before / 2
-    assert 0 < len(found) < LAYERS
-    assert len(runs) <= 16  # each with two kinds of noise, and two more judges
-
-
-def test_masks_reveal_the_noise_of_layers() -> None:
-    """Masks that took a tenth of the noise away are worth a tenth; layers that were hidden behind them show now."""
-    first, second, third = (Layer("ReLU", name) for name in ("first", "second", "third"))
-    shares = NoiseShares({first: np.array([8.0]), second: np.array([1.0]), third: np.array([0.5])}, np.array([0.5]))
-    left = NoiseShares({second: np.array([7.0]), third: np.array([1.5])}, np.array([0.5]))
-    shares.correct(left, {first: Feature.NO_FP16_ARITHMETIC})
-    assert {layer.name: power.tolist() for layer, power in shares.arithmetic.items()} == {
-        "first": [1.0],
-        "second": [7.0],
-        "third": [1.5],
-    }
-
-
-def test_layers_have_the_noise_beyond_rounding() -> None:
-    """One run takes much of the layers' noise for that of rounding; if that is known, their proportions are left."""
-    first, second = (Layer("ReLU", name) for name in ("first", "second"))
-    shares = NoiseShares({first: np.array([2.0, 4.0]), second: np.array([1.0, 0.0])}, np.array([7.0, 0.0]))
-    known = shares.with_rounding(np.array([1.0, 9.0]))
-    assert known.rounding.tolist() == [1.0, 9.0]
-    assert {layer.name: power.tolist() for layer, power in known.arithmetic.items()} == {
-        "first": [6.0, 2.0],  # of the second output no more than half is taken away
-        "second": [3.0, 0.0],
-    }
+    assert (sum(rounded.values()) < 0.1 * np.square(errors)).all()  # little noise is that of rounding blobs

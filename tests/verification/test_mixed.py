@@ -149,7 +149,7 @@ def test_on_a_device_masks_come_to_the_proved_ones(convolutions: tuple[Path, ...
     feeds = {net.graph.inputs[0]: Feed(np.ones((32, 18, 18), np.float32))}
     with Estimator(net.graph, feeds) as estimator, NcnnWorker() as worker:
         judge = DeviceJudge(estimator, (param, bin), worker, tmp_path)
-        judge.fixed = {large: Feature.NO_WINOGRAD}
-        judge.errors({large: Feature.NO_FP16_ARITHMETIC})
+        with judge.added({large: Feature.NO_WINOGRAD}):
+            judge.errors({large: Feature.NO_FP16_ARITHMETIC})
     written = {layer.name: layer["featmask"] for layer in read_net(tmp_path / "net1.param", bin).graph}
     assert written["large"] == Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC

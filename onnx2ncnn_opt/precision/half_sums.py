@@ -113,10 +113,14 @@ def _rms(errors: Array) -> float:
 def _sums_of_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Iterator[Inner]:
     """Yield the effects of winograd, and of sums that are accumulated term by term."""
     x, tile = inputs[0], winograd_tile(layer)
-    weight = _floats(layer, "weight_data") if tile else None
-    if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
+    weight = _floats(layer, "weight_data")
+    if tile and weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
         yield _winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng)
-    sample = _products(layer, inputs, rng)
+    sample = None
+    if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
+        sample = None if weight is None else _window_products(layer, x, weight, rng)
+    elif (factors := _factors(layer, inputs)) is not None and factors[0].shape[1] == factors[1].shape[1]:
+        sample = _row_products(*factors, rng)
     if sample is not None:
         yield _sum_effect(layer, sample, _lanes(layer, x))
 
@@ -130,17 +134,6 @@ class _Sums(NamedTuple):
     products: Array
     channels: Array
     powers: tuple[Array, Array] | None = None
-
-
-def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> _Sums | None:
-    """Return a sample of the sums that a layer accumulates in fp16; None if there are none."""
-    if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
-        weight = _floats(layer, "weight_data")
-        return None if weight is None else _window_products(layer, inputs[0], weight, rng)
-    matrices = _factors(layer, inputs)
-    if matrices is None or matrices[0].shape[1] != matrices[1].shape[1]:
-        return None
-    return _row_products(*matrices, rng)
 
 
 def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Iterator[Array]:

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import faulty_kernels, to_half, winograd_tile
-from onnx2ncnn_opt.ir.half_sums import inner_arithmetic
+from onnx2ncnn_opt.precision.half_sums import inner_arithmetic
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, *, type: str = "Convolution", **params: object) -> Layer:
