@@ -160,7 +160,6 @@ def _of_model(net: Any, data: Any, options: Options, conversion: ConvertOptions,
     result = quantize_net(files.param, files.bin, feeds, options, given=given, release=float_net.options.release)
     layers = tuple(replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
     result = replace(result, layers=layers, notes=(*result.notes, *notes))
-    manifest = read_manifest(files.manifest)
     if float_source is not None:
         manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
     manifest = replace(

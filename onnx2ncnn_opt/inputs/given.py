@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,26 +112,29 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
     Raises UsageError if the file cannot be read or does not fit the model.
     """
-    try:
-        with path.open("rb") as file:
-            data = np.load(file, allow_pickle=False)
-            if isinstance(data, np.lib.npyio.NpzFile):
-                arrays = {name: data[name] for name in data.files}
-            elif len(model.inputs) == 1:
-                arrays = {model.inputs[0].name: data}
-            else:
-                count = len(model.inputs)
-                raise UsageError(f"{path} is one array for {count} inputs; use numpy.savez(path, name=array, ...)")
-    # MemoryError: a broken header may claim any size.
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
     names = [info.name for info in model.inputs]
+    arrays = read_arrays(path, names)
     if len(arrays) == len(names) and not set(arrays) & set(names):
         arrays = dict(zip(names, arrays.values(), strict=True))
     try:
         return check_inputs(arrays, model)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Read the arrays of an .npz, or the array of an .npy for the only one of some inputs. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.lib.npyio.NpzFile):
+                return {name: data[name] for name in data.files}
+    # MemoryError: a broken header may claim any size. ValueError: NumPy takes other files for pickled objects.
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
+    if len(names) != 1:
+        raise UsageError(f"{path} is one array for {len(names)} inputs; use numpy.savez(path, name=array, ...)")
+    return {names[0]: data}
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:

@@ -325,6 +325,16 @@ class Graph:
         layer.inputs = tuple(blobs)
         self._add_uses(layer)
 
+    def copy(self) -> Graph:
+        """Return a graph of new layers and blobs; both graphs share the arrays of the weights."""
+        graph, blobs = Graph(self.types), dict[Blob, Blob]()
+        for layer in self:
+            tops = [Blob(blob.name, blob.shape, blob.batch) for blob in layer.outputs]
+            blobs |= zip(layer.outputs, tops, strict=True)
+            graph.add(layer.having(inputs=[blobs[blob] for blob in layer.inputs], outputs=tops))
+        graph.outputs = [blobs[blob] for blob in self.outputs]
+        return graph
+
     def checkpoint(self) -> Callable[[], None]:
         """Return a function that undoes all later edits, except changes of parameters and weights."""
         layers = [(layer, layer.inputs, layer.outputs, layer.traced) for layer in self]

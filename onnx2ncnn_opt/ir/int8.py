@@ -5,8 +5,6 @@ ncnn multiplies a number by its scale, 127 / largest, rounds half away from zero
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.features import Feature
@@ -18,7 +16,7 @@ LEVELS = 127
 # The largest integer sum for which int8 winograd is right on x86 and Vulkan: (2^31 - 1) / 576. ARM has no limit.
 LARGEST_SUM = 3_728_270
 PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # types with an int8 form of stored scales
-_STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # the scale of their input is stored, too
+WITH_SCALE = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # the scale of their input is stored, too
 NO_SCALE = "the model finds the scale of its input at run time; `quantize --data` finds one for ncnn"
 CRASH_OF_GPUS = "ncnn crashes on GPUs of phones and laptops: its shader of an int8 Gemm with one scale does not compile"
 BLOCKS = 400  # from this quantize_term on, Gemm's B is block-quantised; C stays float, and rows share no scale
@@ -86,7 +84,7 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
     """Return the int8 form of a float layer whose weights are multiples of 1 / scales; else None, and the reason."""
     if layer.type not in PRODUCTS:
         return None, f"ncnn has no int8 {layer.type}"
-    if layer.type in _STATIC and not input_scale:
+    if layer.type in WITH_SCALE and not input_scale:
         return None, NO_SCALE
     if is_garbage_on_x86(layer):
         return None, "ncnn's int8 convolution in groups of 8n channels is wrong on x86"
@@ -98,38 +96,32 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
         return None, "its weights are no multiples of their scales"
     if layer.type == "ConvolutionDepthWise" and np.ptp(scales.reshape(layer["group"], -1), axis=1).any():
         return None, "its weight has several scales in a group"
+    numbers = integers(rows, scales[:, None])
     if layer.type == "Gemm" and (scales != scales[0]).any():
-        return in_blocks(layer, scales), ""
-    return in_int8(layer, scales, input_scale, is_positive=is_positive), ""
+        by_block = np.repeat(scales, -(-layer["constantK"] // _BLOCK))
+        return layer.having(weights=packed("B_data", numbers, by_block), quantize_term=_BLOCKS_OF_8_BITS), ""
+    form = in_int8(layer, scales, input_scale)
+    if may_use_winograd(layer) and largest_sum(numbers, is_positive=is_positive) > LARGEST_SUM:
+        form.params["featmask"] = form["featmask"] | Feature.NO_WINOGRAD
+    return form, ""
 
 
-def in_blocks(layer: Layer, scales: Array) -> Layer:
-    """Return a Gemm with its float, transposed B as 8-bit blocks, whose scale is that of the row."""
-    numbers, blocks = integers(rows_of(layer), scales[:, None]), -(-layer["constantK"] // _BLOCK)
-    weights: dict[str, Array | Weight | None] = {"B_data": None}
-    weights["B_data_packed_bytes"] = Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
-    weights["B_data_quantize_scales"] = np.repeat(scales, blocks)
-    return layer.having(weights=weights, quantize_term=_BLOCKS_OF_8_BITS)
+def packed(name: str, numbers: Array, scales: Array) -> dict[str, Array | Weight | None]:
+    """Return a block-quantised weight of 8 bits and its scales, in place of the float weight of this name."""
+    data = Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
+    return {name: None, f"{name}_packed_bytes": data, f"{name.removesuffix('_weight_data')}_quantize_scales": scales}
 
 
-def in_int8(layer: Layer, scales: Array, input_scale: float | None = None, *, is_positive: bool = False) -> Layer:
+def in_int8(layer: Layer, scales: Array, input_scale: float = 0.0) -> Layer:
     """Return a float layer as int8, with a scale for each row of its weight, and one for the input.
 
-    A Gemm has one scale for all rows, and none for its input. A convolution whose sums may be too large for winograd
-    gets NO_WINOGRAD; with `is_positive` inputs the sums are smaller.
+    A Gemm has one scale for all rows, and none for its input.
     """
-    numbers = integers(rows_of(layer), scales[:, None])
-    data = Weight(numbers.reshape(-1), Encoding.INT8)
+    data = Weight(integers(rows_of(layer), scales[:, None]).reshape(-1), Encoding.INT8)
     if layer.type == "Gemm":
         return layer.having(weights={"B_data": data, "B_data_int8_scale": scales[:1]}, quantize_term=2)
-    assert layer.type in _STATIC
-    assert input_scale is not None
-    params: dict[str, Any] = {"int8_scale_term": 2}
-    if layer.type == "ConvolutionDepthWise":
-        params["int8_scale_term"] = 1
-        scales = scales.reshape(layer["group"], -1)[:, 0]
-    if may_use_winograd(layer) and largest_sum(numbers, is_positive=is_positive) > LARGEST_SUM:
-        params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
-    weights: dict[str, Array | Weight] = {"weight_data": data, "weight_data_int8_scales": scales.astype(np.float32)}
+    is_grouped = layer.type == "ConvolutionDepthWise"
+    by_row = scales.reshape(layer["group"], -1)[:, 0] if is_grouped else scales
+    weights: dict[str, Array | Weight] = {"weight_data": data, "weight_data_int8_scales": by_row.astype(np.float32)}
     weights["bottom_blob_int8_scales"] = np.array([input_scale], np.float32)
-    return layer.having(weights=weights, **params)
+    return layer.having(weights=weights, int8_scale_term=1 if is_grouped else 2)

@@ -1,7 +1,6 @@
 """Samples for a net from an .npz, a folder of arrays or pictures, or a function."""
 
 import importlib
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, plugged
-from onnx2ncnn_opt.inputs.given import IMAGES, read_pixels
+from onnx2ncnn_opt.inputs.given import IMAGES, read_arrays, read_pixels
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.runtime.slots import check_arrays
@@ -41,8 +40,6 @@ class Samples(Sequence[dict[str, Array]]):
         return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         if index in self._kept:
             return self._kept[index]
         item, where = self._items[index], f"{self._where}, sample {index}"
@@ -95,21 +92,8 @@ class Samples(Sequence[dict[str, Array]]):
 
 
 def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
-    try:
-        with path.open("rb") as file:
-            data = np.load(file, allow_pickle=False)
-            if isinstance(data, np.ndarray):
-                if len(entries) != 1:
-                    raise UsageError(f"{path} is one array for {len(entries)} inputs; use .npz")
-                return {entries[0].name: data}
-            arrays = {name: data[name] for name in data.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:  # NumPy takes other files for pickled objects
-        raise UsageError(f"{path} is not an .npz or .npy file of numbers") from error
-    except (OSError, MemoryError) as error:
-        raise UsageError(f"{path}: no samples can be read from it: {error}") from error
-    if len(arrays) == len(entries) == 1:
-        return {entries[0].name: arrays.popitem()[1]}
-    return arrays
+    arrays = read_arrays(path, [entry.name for entry in entries])
+    return {entries[0].name: arrays.popitem()[1]} if len(arrays) == len(entries) == 1 else arrays
 
 
 def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ ncnn quantises x to round(x * scale), from -127 to 127. It rounds half away from
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +14,14 @@ from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import (
     LARGEST_SUM,
+    WITH_SCALE,
     crashes_gpus,
+    in_int8,
     integers,
     is_garbage_on_x86,
     largest_sum,
     may_use_winograd,
+    packed,
     row_scales,
 )
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
@@ -64,50 +68,62 @@ def obstacle(layer: Layer) -> str:
 
 def has_static_scale(layer: Layer) -> bool:
     """Return True if the net stores the scale of the layer's input; other layers compute it at run time."""
-    return layer.type in _STATIC
+    return layer.type in WITH_SCALE
 
 
 def form_of(layer: Layer) -> tuple[str, int]:
     """Return a description of an int8 layer's scales, and the bits of its weights; 0 bits if it has no weights."""
-    if layer.type in _STATIC:
+    if has_static_scale(layer):
         largest = int(np.abs(layer.weights["weight_data"].astype(np.int32)).max(initial=0))
         bits = next(bits for bits in (6, 7, 8) if largest < 2 ** (bits - 1))
         no_winograd = layer.type == "Convolution" and layer["featmask"] & Feature.NO_WINOGRAD
         return "a scale for each row" + ", no winograd" * bool(no_winograd), bits
     if layer.type == "SDPA":
         return "at run time", 0
-    has_blocks = layer.params.get("quantize_term") == _BLOCK_TERM
-    return "blocks of 64" if has_blocks else _FORMS.get(layer.type, "one scale"), 8
+    if layer.params.get("quantize_term") == _BLOCK_TERM:
+        return "blocks of 64", 8
+    return "a scale for each row" if layer.type in _RECURRENT else "one scale", 8
 
 
 def forms_of(graph: Graph) -> dict[str, tuple[bool, bool]]:
     """Return `whole` and `winograd` of the `Scales` of each int8 layer, by name."""
-    forms = {}
-    for layer in filter(is_quantised, graph):
-        is_whole = layer.params.get("quantize_term") == _SINGLE_SCALE_TERM
-        forms[layer.name] = is_whole, not layer["featmask"] & Feature.NO_WINOGRAD
-    return forms
+    return {
+        layer.name: (layer.get("quantize_term") == _SINGLE_SCALE_TERM, not layer["featmask"] & Feature.NO_WINOGRAD)
+        for layer in graph
+        if is_quantised(layer)
+    }
 
 
 def rows_of(layer: Layer) -> Array:
-    """Return the weights as a matrix with one scale for each row."""
-    if layer.type == "Gemm":
-        return _gemm_rows(layer)
-    rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
-    return layer.weights["weight_data"].reshape(rows, -1)
+    """Return the weights as a matrix with one scale for each row: of a Gemm A, or B transposed."""
+    if layer.type != "Gemm":
+        rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
+        return layer.weights["weight_data"].reshape(rows, -1)
+    name, size, is_transposed = "B_data", layer["constantN"], not layer["transB"]
+    if layer["constantA"]:
+        name, size, is_transposed = "A_data", layer["constantM"], layer["transA"]
+    matrix = layer.weights[name].reshape((-1, size) if is_transposed else (size, -1))
+    return np.ascontiguousarray(matrix.T) if is_transposed else matrix
 
 
 def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) -> None:
     """Make the layers in `scales` int8. With `joins`, adjacent convolutions pass int8 blobs to each other."""
     chosen = [layer for layer in graph if layer.name in scales]
     for layer in chosen:
-        _KINDS[layer.type].quantise(layer, scales[layer.name])
-        if crashes_gpus(layer):
-            layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
+        form = int8_form(layer, scales[layer.name])
+        layer.params, layer.weights = form.params, form.weights
     for layer in chosen if joins else ():
         if layer.type in _CONVOLUTIONS and _takes_int8(layer.output, scales):
             layer.params["int8_scale_term"] += 100
             layer.weights["top_blob_int8_scales"] = np.array([scales[layer.output.users[0].name].input], np.float32)
+
+
+def int8_form(layer: Layer, scales: Scales) -> Layer:
+    """Return the int8 form of a float layer, outside any graph."""
+    form = _KINDS[layer.type].quantised(layer, scales)
+    if crashes_gpus(form):
+        form.params["featmask"] = form["featmask"] | Feature.NO_VULKAN
+    return form
 
 
 def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
@@ -116,85 +132,68 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
     return are_int8 and not blob.is_output and len({scales[layer.name].input for layer in consumers}) == 1
 
 
-def _convolution(layer: Layer, scales: Scales) -> None:
-    rows = rows_of(layer)
+def _convolution(layer: Layer, scales: Scales) -> Layer:
+    """Store a scale for each row, 7 or 6 bits if winograd needs them, and a bias that corrects the mean error."""
+    rows, outputs, mask = rows_of(layer), layer["num_output"], 0
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-    if may_use_winograd(layer) and not scales.winograd:
-        layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
-    elif may_use_winograd(layer):
+    if may_use_winograd(layer):
         largest: float = largest_sum(integers(rows, by_row[:, None]))
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)
         bits = next((bits for bits in (8, 7, 6) if largest * 2.0 ** (bits - 8) <= LARGEST_SUM), 0)
-        if bits in (7, 6) and scales.rows is None:
+        if bits in (7, 6) and scales.rows is None and scales.winograd:
             by_row = row_scales(rows, bits)
-        elif bits != 8:
-            layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
-    if pad := layer.params.get("pad_value"):  # ncnn pads the integers, for which it has no shader
-        pad = float(integers(np.array(pad), np.array(scales.input)))
-        layer.params |= {"pad_value": pad, "featmask": layer["featmask"] | Feature.NO_VULKAN}
-    _store(layer, rows, by_row, scales)
-
-
-def _store(layer: Layer, rows: Array, by_row: Array, scales: Scales) -> None:
-    """Store the weights as integers, their scales, and a bias that corrects the mean rounding error."""
-    numbers, outputs = integers(rows, by_row[:, None]), layer["num_output"]
-    errors = (rows - numbers / by_row[:, None].astype(np.float64)).reshape(outputs, -1)
+        elif bits != 8 or not scales.winograd:
+            mask = Feature.NO_WINOGRAD
+    form = in_int8(layer, np.repeat(by_row, outputs // len(rows)), scales.input)
+    if pad := layer.get("pad_value"):  # ncnn pads the integers, for which it has no shader
+        form.params["pad_value"], mask = (
+            float(integers(np.array(pad), np.array(scales.input))),
+            mask | Feature.NO_VULKAN,
+        )
+    if mask:
+        form.params["featmask"] = form["featmask"] | mask
+    errors = (rows - form.weights["weight_data"].reshape(rows.shape) / by_row[:, None].astype(np.float64)).reshape(
+        outputs, -1
+    )
     groups = len(rows) if layer.type == "ConvolutionDepthWise" else 1
-    if scales.means is not None and (correction := _mean_error(errors, scales.means, groups)) is not None:
+    if (correction := _mean_error(errors, scales.means, groups)) is not None:
         bias = layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs, np.float32)
-        layer.weights["bias_data"], layer.params["bias_term"] = (bias + correction).astype(np.float32), 1
-    layer.weights["weight_data"] = Weight(numbers.reshape(-1), Encoding.INT8)
-    layer.weights["weight_data_int8_scales"] = by_row
-    layer.weights["bottom_blob_int8_scales"] = np.array([scales.input], np.float32)
-    layer.params["int8_scale_term"] = 1 if layer.type == "ConvolutionDepthWise" else 2
+        form.weights["bias_data"], form.params["bias_term"] = (bias + correction).astype(np.float32), 1
+    return form
 
 
-def _mean_error(errors: Array, means: Array, groups: int = 1) -> Array | None:
+def _mean_error(errors: Array, means: Array | None, groups: int = 1) -> Array | None:
     """Return the outputs' mean error: weight errors times input means; None if the number of means does not fit."""
-    channels = means.size // groups
-    if means.size % groups or not channels or errors.shape[1] % channels:
+    channels = 0 if means is None else means.size // groups
+    if means is None or means.size % groups or not channels or errors.shape[1] % channels:
         return None
     by_channel = errors.reshape(groups, errors.shape[0] // groups, channels, -1).sum(axis=3)
     return np.asarray(np.einsum("goc,gc->go", by_channel, means.reshape(groups, channels)).reshape(-1))
 
 
-def _gemm(layer: Layer, scales: Scales) -> None:
+def _gemm(layer: Layer, scales: Scales) -> Layer:
     """Store B with scales of blocks where ncnn supports them, else with one scale; A with one scale for each row."""
     rows = rows_of(layer).astype(np.float32)
     if layer["constantA"]:
         by_row = row_scales(rows)
         numbers = integers(rows, by_row[:, None])
-        layer.weights["A_data"] = _int8(numbers.T if layer["transA"] else numbers)
-        layer.weights["A_data_int8_scales"], layer.params["quantize_term"] = by_row, _SINGLE_SCALE_TERM
-        return
+        a = _int8(numbers.T if layer["transA"] else numbers)
+        return layer.having(weights={"A_data": a, "A_data_int8_scales": by_row}, quantize_term=_SINGLE_SCALE_TERM)
     has_blocks = not any(layer[name] for name in ("transA", "output_N1M", "output_elempack", "output_transpose"))
     if has_blocks and not scales.whole:
         numbers, by_row = _blocks(rows)
         errors = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
-        _replace(layer, "B_data", "B_data_packed_bytes", _bytes(numbers))
-        layer.weights["B_data_quantize_scales"], layer.params["quantize_term"] = by_row, _BLOCK_TERM
+        form = layer.having(weights=packed("B_data", numbers, by_row), quantize_term=_BLOCK_TERM, transB=1)
     else:
         by_row = row_scales(rows.reshape(1, -1))
-        numbers = integers(rows, by_row)
-        errors = rows - numbers / by_row.astype(np.float64)
-        layer.weights["B_data"] = _int8(numbers)
-        layer.weights["B_data_int8_scale"], layer.params["quantize_term"] = by_row, _SINGLE_SCALE_TERM
-    layer.params["transB"] = 1
+        form = in_int8(layer.having(weights={"B_data": rows.reshape(-1)}, transB=1), np.repeat(by_row, len(rows)))
+        errors = rows - form.weights["B_data"].reshape(rows.shape) / by_row.astype(np.float64)
     is_row = layer["constantC"] and layer["constant_broadcast_type_C"] == GemmC.N and layer["beta"] != 0
-    if is_row and scales.means is not None and (correction := _mean_error(errors, scales.means)) is not None:
+    if is_row and (correction := _mean_error(errors, scales.means)) is not None:
         correction *= layer["alpha"] / layer["beta"]
-        layer.weights["C_data"] = (layer.weights["C_data"] + correction).astype(np.float32)
-
-
-def _gemm_rows(layer: Layer) -> Array:
-    """Return the rows of A, or of B transposed."""
-    operand, size, transpose = "B", layer["constantN"], not layer["transB"]
-    if layer["constantA"]:
-        operand, size, transpose = "A", layer["constantM"], layer["transA"]
-    shape = (layer["constantK"], size) if transpose else (size, layer["constantK"])
-    matrix = layer.weights[f"{operand}_data"].reshape(shape)
-    return np.ascontiguousarray(matrix.T) if transpose else matrix
+        form.weights["C_data"] = (layer.weights["C_data"] + correction).astype(np.float32)
+    return form
 
 
 def _blocks(rows: Array) -> tuple[Array, Array]:
@@ -210,42 +209,28 @@ def _int8(numbers: Array) -> Weight:
     return Weight(np.ascontiguousarray(numbers).reshape(-1), Encoding.INT8)
 
 
-def _bytes(numbers: Array) -> Weight:
-    return Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
-
-
-def _replace(layer: Layer, old: str, name: str, weight: Weight) -> None:
-    del layer.weights[old]
-    layer.weights[name] = weight
-
-
-def _attention(layer: Layer, scales: Scales) -> None:
+def _attention(layer: Layer, scales: Scales) -> Layer:
     """Store four projections with scales of blocks; if `whole`, with a scale for each row, and one for "out"."""
     if scales.whole or scales.parts:
-        _store_parts(layer, scales)
-        layer.params["quantize_term"] = _SINGLE_SCALE_TERM
-        return
+        return _in_parts(layer, scales, "quantize_term")
+    weights: dict[str, Array | Weight | None] = {}
     for name in _PROJECTIONS:
-        shape = (-1, layer["embed_dim"]) if name == "out" else (layer["embed_dim"], -1)
-        numbers, by_block = _blocks(layer.weights[f"{name}_weight_data"].reshape(shape))
-        _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
-        layer.weights[f"{name}_quantize_scales"] = by_block
-    layer.params["quantize_term"] = _BLOCK_TERM
+        rows = layer.weights[name].reshape((-1, layer["embed_dim"]) if name[0] == "o" else (layer["embed_dim"], -1))
+        weights |= packed(name, *_blocks(rows))
+    return layer.having(weights=weights, quantize_term=_BLOCK_TERM)
 
 
-def _store_parts(layer: Layer, scales: Scales) -> None:
+def _in_parts(layer: Layer, scales: Scales, term: str = "int8_scale_term") -> Layer:
     """Store the weights of STORED_SCALES as integers; ncnn computes the scale of the input at run time."""
-    for part, (name, count) in enumerate(zip(STORED_SCALES[layer.type], part_sizes(layer), strict=True)):
+    weights: dict[str, Array | Weight | None] = {}
+    for part, (name, count) in enumerate(zip(STORED_SCALES.get(layer.type, ()), part_sizes(layer), strict=True)):
         weight = name.removesuffix("s").removesuffix("_int8_scale")
         rows = layer.weights[weight].reshape(count, -1)
         by_row = np.resize(scales.parts[part], count).astype(np.float32) if scales.parts else row_scales(rows)
-        layer.weights[weight], layer.weights[name] = _int8(integers(rows, by_row[:, None])), by_row
-
-
-def _at_run_time(layer: Layer, scales: Scales) -> None:
-    if layer.type in STORED_SCALES:
-        _store_parts(layer, scales)
-    layer.params["int8_scale_term"] = _SINGLE_SCALE_TERM
+        weights |= {weight: _int8(integers(rows, by_row[:, None])), name: by_row}
+    form = layer.having(weights=weights)
+    form.params[term] = _SINGLE_SCALE_TERM
+    return form
 
 
 def part_sizes(layer: Layer) -> tuple[int, ...]:
@@ -261,14 +246,10 @@ def needs_sums(layer: Layer) -> bool:
 
 
 def _window_obstacle(layer: Layer) -> str:
-    pad = layer["pad_value"]
-    return f"it pads with {pad:g}, and ncnn's int8 never with negative numbers" if pad < 0 else ""
-
-
-def _group_obstacle(layer: Layer) -> str:
     if is_garbage_on_x86(layer):
         return "on x86 ncnn computes grouped convolutions of int8 wrong where a group has 8n channels"
-    return _window_obstacle(layer)
+    pad = layer["pad_value"]
+    return f"it pads with {pad:g}, and ncnn's int8 never with negative numbers" if pad < 0 else ""
 
 
 def _rows_obstacle(layer: Layer) -> str:
@@ -281,36 +262,29 @@ def _gemm_obstacle(layer: Layer) -> str:
     return "" if is_half else "the net computes both matrices, or neither"
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """A layer type with int8 kernels in ncnn, and the weights that must be constants."""
 
     weights: tuple[str, ...]
-    quantise: Callable[[Layer, Scales], None]
+    quantised: Callable[[Layer, Scales], Layer]
     obstacle: Callable[[Layer], str] = lambda layer: ""
 
 
 _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
-_STATIC = (*_CONVOLUTIONS, "InnerProduct")
-_PROJECTIONS = ("q", "k", "v", "out")
+_PROJECTIONS = tuple(f"{name}_weight_data" for name in ("q", "k", "v", "out"))
 _RECURRENT = ("LSTM", "GRU", "RNN")
 # Scales of weights that ncnn2table writes for layers that compute their input's scale at run time.
 STORED_SCALES: Mapping[str, tuple[str, ...]] = {
     "Embed": ("weight_data_int8_scale",),
-    "MultiHeadAttention": (
-        *(f"{name}_weight_data_int8_scales" for name in "qkv"),
-        "out_weight_data_int8_scale",
-    ),
+    "MultiHeadAttention": (*(f"{name}_int8_scales" for name in _PROJECTIONS[:3]), "out_weight_data_int8_scale"),
     **dict.fromkeys(_RECURRENT, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),
 }
-_FORMS = dict.fromkeys(_RECURRENT, "a scale for each row")
 _KINDS: Mapping[str, _Kind] = {
-    "Convolution": _Kind(("weight_data",), _convolution, _window_obstacle),
-    "ConvolutionDepthWise": _Kind(("weight_data",), _convolution, _group_obstacle),
+    **dict.fromkeys(_CONVOLUTIONS, _Kind(("weight_data",), _convolution, _window_obstacle)),
     "InnerProduct": _Kind(("weight_data",), _convolution, _rows_obstacle),
     "Gemm": _Kind((), _gemm, _gemm_obstacle),
-    "MultiHeadAttention": _Kind(tuple(f"{name}_weight_data" for name in _PROJECTIONS), _attention),
-    "SDPA": _Kind((), _at_run_time),
-    "Embed": _Kind(("weight_data",), _at_run_time),
-    **dict.fromkeys(_RECURRENT, _Kind(("weight_xc_data", "weight_hc_data"), _at_run_time)),
+    "MultiHeadAttention": _Kind(_PROJECTIONS, _attention),
+    "SDPA": _Kind((), _in_parts),
+    "Embed": _Kind(("weight_data",), _in_parts),
+    **dict.fromkeys(_RECURRENT, _Kind(("weight_xc_data", "weight_hc_data"), _in_parts)),
 }

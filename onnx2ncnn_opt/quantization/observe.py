@@ -1,24 +1,27 @@
-"""Statistics of a float net's blobs over calibration data: a histogram, the range and the means."""
+"""Statistics of a float net's blobs over calibration data: a histogram, the range, the means, and thresholds."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import integers, row_scales
+from onnx2ncnn_opt.ir.int8 import LEVELS, integers, row_scales
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.quantization.emit import rows_of
-from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
 
 _BINS = 2048
 _EXCESS, _MAX_EXCESS = 2, 0.5  # numbers of other data may be 1 + min(2 / n, 0.5) times as large as those of n samples
+
+_CANDIDATES = 100
+_PERCENT = 99.99
+_SATURATION_WEIGHT = 8  # saturation errors have one sign, so sums of products keep them; rounding errors cancel
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Observed:
     numbers: int = 0  # in each channel
     samples: int = 0
     reached: int = 0  # samples that contain the largest number
+    largest_sum: float | None = None  # of the layer's output without bias, with weights as integers
 
     @property
     def largest(self) -> float:
@@ -75,7 +79,7 @@ class Observed:
         self.numbers += array.size // max(sums.size, 1)
 
     def threshold(self, method: str) -> float:
-        """Return the threshold that a method of `thresholds.METHODS` chooses."""
+        """Return the threshold, the largest number that does not saturate, by one of the METHODS."""
         if not self.largest:
             return 1.0
         return max(METHODS[method](self.counts, self.top, self.largest), self.largest / 2**20)
@@ -87,17 +91,27 @@ class Observed:
 
 
 def observe(
-    graph: Graph, runner: NcnnRunner, layers: Iterable[Layer], samples: Collection[Mapping[str, Feed]]
+    graph: Graph,
+    runner: NcnnRunner,
+    layers: Iterable[Layer],
+    samples: Collection[Mapping[str, Feed]],
+    sums: Mapping[str, str] | None = None,
 ) -> dict[str, Observed]:
-    """Return the statistics of each layer's first input, by layer name. Raises UsageError for non-finite numbers."""
+    """Return the statistics of each layer's first input, by layer name; `sums` are outputs of `add_sums`.
+
+    Raises UsageError for non-finite numbers.
+    """
     inputs = {layer: layer.inputs[0] for layer in layers}
     names = list_layers(graph).tops
     observed = {blob: Observed() for blob in inputs.values()}
     blobs = {names[blob]: blob for layer in graph for blob in layer.outputs if blob in observed}
-    steps = [WalkStep(name, send=True) for name in blobs]
+    largest = dict.fromkeys((sums or {}).values(), 0.0)
+    steps = [*(WalkStep(name, send=True) for name in blobs), *map(WalkStep, largest)]
 
     def visit(step: WalkStep, stats: BlobStats) -> None:
-        assert stats.array is not None
+        if stats.array is None:
+            largest[step.blob] = max(largest[step.blob], stats.largest)
+            return
         if not np.isfinite(stats.array).all():
             raise UsageError(f"the blob '{step.blob}' of the float net is NaN or infinite for some of the data")
         for item in stats.array if stats.is_batch else [stats.array]:
@@ -105,7 +119,10 @@ def observe(
 
     for feeds in counted(samples, "the float net runs over the data", "samples"):
         runner.walk(feeds, steps, visit)
-    return {layer.name: observed[blob] for layer, blob in inputs.items()}
+    return {
+        layer.name: replace(observed[blob], largest_sum=largest.get((sums or {}).get(layer.name, "")))
+        for layer, blob in inputs.items()
+    }
 
 
 def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
@@ -121,15 +138,59 @@ def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
     return outputs
 
 
-def largest_sums(
-    runner: NcnnRunner, outputs: Mapping[str, str], samples: Collection[Mapping[str, Feed]]
-) -> dict[str, float]:
-    """Return the largest number of each output of `add_sums` over the samples, by layer."""
-    largest = dict.fromkeys(outputs.values(), 0.0)
+def minmax(counts: Array, top: float, largest: float) -> float:
+    """Return the largest number."""
+    return largest
 
-    def visit(step: WalkStep, stats: BlobStats) -> None:
-        largest[step.blob] = max(largest[step.blob], stats.largest)
 
-    for feeds in counted(samples, "the sums of 3x3 convolutions", "samples"):
-        runner.walk(feeds, [WalkStep(name) for name in outputs.values()], visit)
-    return {layer: largest[name] for layer, name in outputs.items()}
+def percentile(counts: Array, top: float, largest: float) -> float:
+    """Return the 99.99th percentile."""
+    shares = np.cumsum(counts) / counts.sum()
+    return min(float(np.searchsorted(shares, _PERCENT / 100) + 1) * top / counts.size, largest)
+
+
+def mse(counts: Array, top: float, largest: float) -> float:
+    """Return the threshold with the least noise of rounding and saturation."""
+    centres = (np.arange(counts.size) + 0.5) * top / counts.size
+    counts = _without_zeros(counts)
+    noises = []
+    for threshold in largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
+        saturation = np.maximum(centres - threshold, 0) ** 2
+        step = threshold / LEVELS
+        rounding = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
+        noises.append((float((counts * (_SATURATION_WEIGHT * saturation + rounding)).sum()), float(threshold)))
+    return min(noises)[1]
+
+
+def kl(counts: Array, top: float, largest: float) -> float:
+    """Return the threshold with the least Kullback-Leibler divergence between the distributions before and after."""
+    best, levels = (np.inf, largest), LEVELS + 1
+    counts = _without_zeros(counts)
+    for size in range(levels, counts.size + 1, 8):
+        kept = counts[:size].astype(np.float64)
+        kept[-1] += counts[size:].sum()
+        level = np.arange(size) * levels // size
+        filled = counts[:size] > 0
+        sums = np.bincount(level, counts[:size], levels)
+        places = np.maximum(np.bincount(level, filled, levels), 1)
+        coarse = np.where(filled, (sums / places)[level], 0.0)
+        if not coarse.sum() or not kept.sum():
+            continue
+        p, q = kept / kept.sum(), coarse / coarse.sum()
+        both = (p > 0) & (q > 0)
+        divergence = float((p[both] * np.log(p[both] / q[both])).sum() + p[(p > 0) & (q == 0)].sum() * 10)
+        best = min(best, (divergence, size * top / counts.size))
+    return min(best[1], largest)
+
+
+def _without_zeros(counts: Array) -> Array:
+    """Return counts without the first bin: nearly all its numbers are zeros, which rounding does not change."""
+    return np.concatenate([[0], counts[1:]])
+
+
+METHODS: Mapping[str, Callable[[Array, float, float], float]] = {
+    "mse": mse,
+    "minmax": minmax,
+    "percentile": percentile,
+    "kl": kl,
+}

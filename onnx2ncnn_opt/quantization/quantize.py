@@ -1,4 +1,4 @@
-"""The int8 form of a float net: the choice of layers by their noise at the outputs and the time that they save.
+"""The int8 form of a float net: calibrate, price, search, write, over one table of candidates.
 
 Noise powers add up. So the noise of each layer alone in int8 is measured once, and sums predict the noise of several.
 """
@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,14 +23,22 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.precision.knapsack import cheapest
+from onnx2ncnn_opt.precision.search import Form, Limit, Measured, choose
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
-from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, has_static_scale, needs_sums, obstacle, quantise
+from onnx2ncnn_opt.quantization.emit import (
+    Scales,
+    form_of,
+    forms_of,
+    has_static_scale,
+    int8_form,
+    needs_sums,
+    obstacle,
+    quantise,
+)
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
-from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
+from onnx2ncnn_opt.quantization.observe import METHODS, Observed, add_sums, observe
 from onnx2ncnn_opt.quantization.table import read_table
-from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
@@ -44,10 +51,9 @@ _MIN_SAMPLES = 8  # fewer are not representative
 _MIN_SAMPLES_FOR_BUDGET = 50  # to keep a budget on other data, too
 _HELD_OUT = 5  # every fifth sample measures the noise, and does not calibrate
 _MAX_SLOWDOWN, _RETRIES = 1.02, 2  # of the int8 net against the float net; more measurements if it is slower
-_MIN_TURNS, _TURNS, _MAX_TURNS = 3, 15, 60  # of each net; the maximum where 15 do not decide
+_MIN_TURNS, _TURNS = 3, 15  # of each net
 _RUNS_PER_TURN, _MAX_SECONDS = 5, 30.0  # the limit counts because a GPU compiles shaders in each turn
 _NET_SECONDS = 0.5  # to time a float net and an int8 one
-_ERROR_FACTOR = 4  # the error of a median is 4 median deviations by the root of the turns
 _POOR = 15.0  # decibels; an output with less is of little use
 _LOUD = 100.0  # a larger median of layers' largest inputs hints at pixels in place of normalised numbers
 _SATURATED = 0.3  # a larger share of a blob's numbers at its maximum hints at pixels too: ReLU6 saturates them
@@ -57,9 +63,8 @@ _CLOCK_STEP = 1e-9  # seconds
 _ATTEMPTS = 12
 _LAYER_WORK, _MAX_SAMPLES = 10**11, 64  # multiplications, and samples, to measure one layer's noise
 _CACHE = 2**28  # bytes of the float net's outputs that are kept in memory
-_CLOSE = 1.0  # decibels: the tolerance of a budget on other data, and the excess that ends the search
-_TOP1_STEP, _STEP = 0.7, 0.95  # factors of the measured noise (a budget of top-1), and of the limit, for a new attempt
-_INFINITE_NOISE = 1e6  # a finite power that stands for infinite noise in sums
+_CLOSE = 1.0  # decibels: the tolerance of a budget on other data
+_INFINITE_NOISE, _SILENCE = 1e6, 200.0  # a power and decibels that stand for infinite ones
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Options:
     `table` is a file of ncnn2table, `like` the .param of an earlier int8 net, whose layers get the same forms.
     """
 
-    method: str = "mse"  # one of thresholds.METHODS
+    method: str = "mse"  # one of observe.METHODS
     keep: Collection[str] = ()  # layers that stay float
     budget: Budget = Budget()
     every: bool = False  # layers become int8 even if they get no faster
@@ -113,7 +118,7 @@ class Options:
             raise UsageError(f"{forms}: ncnn has no fast kernels of others")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """A layer: its largest input, the share of it that saturates (`cut`), and the `reason` if it stays float.
 
@@ -174,313 +179,6 @@ class Quantized:
         return ""
 
 
-class _Nets:
-    """A float net in files, and its int8 forms."""
-
-    def __init__(
-        self, param: Path, bin: Path, feeds: Sequence[Mapping[str, Feed]], folder: Path, on: str | None, stack: Any
-    ) -> None:
-        (target := find_target(on)).require()
-        self.param, self.bin, self.feeds, self.folder = param, bin, feeds, folder
-        self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
-        self.float = NcnnRunner(param, bin, worker=self.worker)
-        self.device = self.worker if target == LOCAL else stack.enter_context(NcnnWorker(target))
-        greeting = self.device.start().greeting
-        self.machine = "Vulkan" if target.vulkan else greeting["machine"]
-        self.where = " ".join(target.described(greeting, []).split())
-        is_emulated = target.patience > 1 or "llvmpipe" in greeting.get("gpu", "")
-        self.is_timed = not is_emulated
-        machine = f"on {self.where}" if target != LOCAL else "on this machine"
-        self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
-        self.outputs = self.float.output_names()
-        are_enough = len(feeds) >= 2 * _MIN_SAMPLES
-        self.held = range(_HELD_OUT - 1, len(feeds), _HELD_OUT) if are_enough else range(len(feeds))
-        self._expected: dict[int, dict[str, Array]] = {}
-        self._bytes = 0  # of `_expected`
-
-    def is_faster(self, row: Row) -> bool:
-        """Return True if int8 saves so much of a layer's time that clock errors of 1 % change few decisions."""
-        return row.seconds[1] < row.seconds[0] * (1 - (_MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN))
-
-    def graph(self, scales: Mapping[str, Scales]) -> Graph:
-        """Return the net with these layers in int8."""
-        graph = read_net(self.param, self.bin).graph
-        quantise(graph, scales)
-        centre(graph, padded=self.machine != "Vulkan")
-        return graph
-
-    def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None, name: str = "int8") -> NcnnRunner:
-        """Write the net with these layers in int8 to files; return its runner."""
-        return self._written(self.graph(scales), name, worker)
-
-    def _written(self, graph: Graph, name: str, worker: NcnnWorker | None = None) -> NcnnRunner:
-        files = NetFiles.at(self.folder / name)
-        write_net(graph, files.param, files.bin)
-        return NcnnRunner(files.param, files.bin, worker=worker or self.worker)
-
-    def with_sums(self, scales: Mapping[str, Scales], samples: Collection[Mapping[str, Feed]]) -> dict[str, Scales]:
-        """Return scales with `largest_sum` for layers whose weights do not bound it."""
-        graph = read_net(self.param, self.bin).graph
-        layers = [layer for layer in graph if layer.name in scales and needs_sums(layer)]
-        if not layers:
-            return dict(scales)
-        outputs = add_sums(graph, layers)
-        sums = largest_sums(self._written(graph, "sums"), outputs, samples)
-        return dict(scales) | {
-            name: replace(scales[name], largest_sum=sums[name] * scales[name].input) for name in sums
-        }
-
-    def whole_if_too_new(self, scales: Mapping[str, Scales], release: int) -> dict[str, Scales]:
-        """Return scales without blocks for layers whose blocks need a newer ncnn than `release`."""
-        new = {layer.name for layer in self.graph(scales) if layer.name in scales and too_new(layer, release)}
-        return {name: replace(each, whole=True) if name in new else each for name, each in scales.items()}
-
-    def noise_samples(self, layers: int, work: int | None) -> list[Sequence[int]]:
-        """Return the held-out samples, and these with others, for the noise of one layer; as many as `work` allows."""
-        affordable = _LAYER_WORK // (layers * (work or _LAYER_WORK))
-        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
-        held, rest = self.held[:half], [i for i in range(len(self.feeds)) if i not in self.held][:half]
-        return [held, [*held, *rest]]
-
-    def expected(self, index: int) -> dict[str, Array]:
-        """Return the float net's outputs for a sample."""
-        if index in self._expected:
-            return self._expected[index]
-        outputs = self._run(self.float, index)
-        self._bytes += sum(array.nbytes for array in outputs.values())
-        if self._bytes <= _CACHE:
-            self._expected[index] = outputs
-        return outputs
-
-    def _run(self, runner: NcnnRunner, index: int) -> dict[str, Array]:
-        feeds = self.feeds[index]
-        axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
-        return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
-
-    def compare(
-        self, scales: Mapping[str, Scales], *groups: Collection[int], worker: NcnnWorker | None = None
-    ) -> list[Agreement]:
-        """Return the agreement of the net with these layers in int8 for each group of samples, the worst first."""
-        runner = self.runner(scales, worker)
-        agreements = [Agreement() for _ in groups]
-        for index in sorted({index for group in groups for index in group}):
-            outputs = self._run(runner, index)
-            for agreement, group in zip(agreements, groups, strict=True):
-                if index in group:
-                    agreement.add(self.expected(index), outputs)
-        return sorted(agreements, key=lambda agreement: agreement.noise, reverse=True)
-
-
-@dataclass
-class _Layers:
-    """The layers of a float net, their scales if they may become int8, and their rows with noise and times.
-
-    With `every`, layers become int8 even if they get no faster.
-    """
-
-    nets: _Nets
-    net: Graph
-    rows: dict[str, Row]
-    scales: dict[str, Scales]
-    notes: list[str]
-    every: bool
-
-    def change(self, name: str, **fields: Any) -> None:
-        """Change fields of a layer's row."""
-        self.rows[name] = replace(self.rows[name], **fields)
-
-    def drop_too_new(self, release: int) -> None:
-        """Leave layers float whose form needs a newer ncnn than `release`. Raises UsageError if no layer is left."""
-        for layer in self.nets.graph(self.scales):
-            if layer.name in self.scales:
-                self.change(layer.name, reason=too_new(layer, release) or "")
-        self.scales = {name: self.scales[name] for name in _candidates(self.rows, self.scales)}
-
-    def drop_noisy(self) -> None:
-        """Leave layers float that alone spoil an output."""
-        for row in [*self.rows.values()]:
-            if (alone := decibels(row.noise)) < _POOR:
-                self.change(row.layer, reason=f"it alone spoils an output: {alone:.1f} dB are left")
-
-    def add_noise(self) -> None:
-        """Add to the rows the noise of each layer alone."""
-        for name in counted([*self.scales], "ncnn runs the net with one layer in int8", "layers"):
-            self.change(name, noise=self._noise_of({name: self.scales[name]}))
-
-    def _noise_of(self, scales: Mapping[str, Scales]) -> float:
-        groups = self.nets.noise_samples(len(self.scales), multiplications(self.net))
-        return self.nets.compare(scales, *groups)[0].noise
-
-    def add_inputs(self, observed: Mapping[str, Observed]) -> None:
-        """Add to the rows the largest input of each layer, and how much of it saturates."""
-        for layer in self.net:
-            if layer.name in self.scales and layer.name in observed:
-                stats, threshold = observed[layer.name], LEVELS / self.scales[layer.name].input
-                cut = stats.share_above(threshold) if has_static_scale(layer) else 0.0
-                self.change(layer.name, largest=stats.largest, cut=cut)
-
-    def add_times(self, forms: Mapping[str, Scales] | None) -> None:
-        """Add times to the rows, and replace scales by `forms` that are clearly faster.
-
-        One scale is taken only where blocks are no faster than float. A layer with a single form takes its time from
-        the faster net, because winograd of its neighbours evicts caches. If `forms` is None, times decide nothing.
-        """
-        nets, others = self.nets, forms or {}
-        announce("timing the layers in float and in int8")
-        layers = [layer for layer in self.net if layer.name in self.scales]
-        variants = [self.scales, {**self.scales, **others}] if others else [self.scales]
-        seconds, ratios = self._timed(layers, variants if nets.is_timed else [], are_few=forms is None)
-        for i, layer in enumerate(layers):
-            name, before = layer.name, float(seconds[i])
-            if nets.is_timed:
-                factors = ratios[: len(variants), i].tolist()
-            else:
-                factors = [time_in_int8(nets.machine, layer, whole=each[name].whole) or math.nan for each in variants]
-            factor = factors[0] if name in others else min(factors)
-            self.change(name, seconds=(before, before * factor))
-            if name in others and factors[1] < factor * (1 - _MIN_GAIN):
-                self._take(name, others[name], replace(self.rows[name], seconds=(before, before * factors[1])))
-
-    def _take(self, name: str, scales: Scales, row: Row) -> None:
-        """Give a layer a faster form, with its `row`, unless it is one scale and blocks are fast enough."""
-        if scales.whole:
-            if not self.nets.is_faster(row) or self.nets.is_faster(self.rows[name]):
-                return
-            row = replace(row, noise=self._noise_of({name: scales}))
-        self.scales[name], self.rows[name] = scales, row
-
-    def _timed(
-        self, layers: Sequence[Layer], variants: Sequence[Mapping[str, Scales]], *, are_few: bool
-    ) -> tuple[Array, Array]:
-        """Return the seconds of layers in float, and ratios: of each variant to float, and of the second to the first.
-
-        The nets run alternately in one process, and the median of the ratios over all turns counts: load slows down all
-        nets of a turn alike, and each net is loaded to another place in memory. There are few turns, or as many as
-        decide which layers gain enough.
-        """
-        nets, tops = self.nets, list_layers(self.net).tops
-        firsts = [tops.get(layer.outputs[0]) for layer in self.net if layer.type != "Input" and layer.outputs]
-        names = list(dict.fromkeys(filter(None, firsts)))
-        columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
-        runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device) if variants else nets.float]
-        runners += [nets.runner(variant, nets.device, f"timed{i}") for i, variant in enumerate(variants)]
-        turns: list[Array] = []
-        most, end = _TURNS, time.monotonic() + _MAX_SECONDS
-        while len(turns) < _MIN_TURNS or (not are_few and len(turns) < most and time.monotonic() < end):
-            times = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
-            turns.append(np.maximum(np.array(times)[:, columns], _CLOCK_STEP))
-            ratios = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]
-            median = np.median(ratios, axis=0)
-            error = np.median(np.abs(np.array(ratios) - median), axis=0) * _ERROR_FACTOR / math.sqrt(len(turns))
-            most = _MAX_TURNS if (np.abs(median - 1 + _MIN_GAIN) < error).any() else _TURNS
-        return np.min([turn[0] for turn in turns], axis=0), median
-
-    def within(self, budget: Budget) -> Quantized:
-        """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
-
-        If the net misses the budget, the limit of its noise falls. If it is slow, the layer that saves least stays
-        float.
-        """
-        rows = [self.rows[name] for name in self.scales if not self.rows[name].reason]
-        rows = [row for row in rows if self.every or self.nets.is_faster(row)]
-        powers = {row.layer: min(row.noise, _INFINITE_NOISE) for row in rows}
-        saved = {row.layer: 1.0 if self.every else max(row.seconds[0] - row.seconds[1], 1e-9) for row in rows}
-        curvature, limit = 0.0, math.inf
-        tried: dict[frozenset[str], Quantized] = {}
-        best: frozenset[str] = frozenset()
-        for _ in range(_ATTEMPTS):
-            steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
-            floats = cheapest(powers, steps, lambda name, _: saved[name], _sum_with_noise(limit, curvature))
-            subset = frozenset(powers).difference(floats)
-            if subset in tried:
-                break
-            result = tried[subset] = self._measured(subset)
-            if not subset:
-                break
-            total, noise = sum(powers[name] for name in subset), _noise(result.decibels)
-            curvature = (noise - total) / (total**2 or 1.0)
-            if result.misses(budget):
-                limit = _STEP * min(_allowed_noise(result, budget), limit)
-            elif not self.every and result.seconds[1] > _MAX_SLOWDOWN * result.seconds[0]:
-                least = min(subset, key=saved.__getitem__)
-                del powers[least]
-                self.change(least, reason="the whole net is no faster with it in int8")
-            else:
-                best = max(best, subset, key=lambda names: sum(saved[name] for name in names))
-                if limit == math.inf or budget.top1 or result.kept(budget) < budget.decibels + _CLOSE:
-                    break
-        if best:
-            return tried[best]
-        if subset:
-            return replace(result, missed=result.misses(budget))
-        if limit < math.inf:
-            result = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
-            missed = f"no layer can be int8 with a budget of {budget}"
-        elif self.every:
-            missed = "each layer that can be int8 spoils an output"
-        else:
-            missed = f"no layer is faster in int8 {self.nets.times}; --all makes them int8 anyway"
-        return replace(result, missed=missed)
-
-    def _measured(self, chosen: Collection[str]) -> Quantized:
-        """Return the net with these layers in int8, with its measured noise, times and sizes."""
-        nets = self.nets
-        subset = {name: scales for name, scales in self.scales.items() if name in chosen}
-        groups = nets.compare(subset, nets.held, range(len(nets.feeds)), worker=nets.device)
-        worst, graph = groups[0], nets.graph(subset)
-        forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
-        final = tuple(
-            replace(row, form=forms[row.layer][0], bits=forms[row.layer][1])
-            if row.layer in forms
-            else replace(row, reason=row.reason or self._reason(row))
-            for row in self.rows.values()
-        )
-        notes = [*self.notes]
-        if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
-            notes.append(f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}")
-        if worst.decibels < _POOR and chosen:
-            layer = max(chosen, key=lambda name: self.rows[name].noise)
-            poor = f"an output is only {worst.decibels:.1f} dB from the float net; '{layer}' makes the most noise"
-            notes.append(f"{poor}: --budget or --keep leaves layers float")
-        runner = nets.runner(subset, nets.device)
-        return Quantized(
-            graph,
-            final,
-            worst.decibels,
-            decibels(max(group.most_noise for group in groups)),
-            worst.top1,
-            min((group.least_top1 for group in groups if group.least_top1 is not None), default=None),
-            len(nets.feeds),
-            self._seconds(runner, chosen),
-            (nets.bin.stat().st_size, runner.bin.stat().st_size),
-            nets.times,
-            tuple(notes),
-        )
-
-    def _seconds(self, runner: NcnnRunner, chosen: Collection[str]) -> tuple[float, float]:
-        """Return the seconds of the float net, and of the runner's net with these layers in int8."""
-        nets = self.nets
-        if not nets.is_timed:
-            before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
-            return before, before - sum(a - b for a, b in (self.rows[name].seconds for name in chosen))
-        floats = NcnnRunner(nets.param, nets.bin, worker=nets.device)
-        time_int8, time_float = (partial(net.time, nets.feeds[0], nets.outputs) for net in (runner, floats))
-        latency = in_turns(time_int8, time_float, _NET_SECONDS)
-        for _ in range(_RETRIES):
-            if latency.ratio > _MAX_SLOWDOWN and not self.every:  # the machine may have been busy
-                latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
-        return latency.other / 1e3, latency.other / 1e3 * latency.ratio
-
-    def _reason(self, row: Row) -> str:
-        """Return why a layer stays float that has a form in int8."""
-        before, after = row.seconds
-        if math.isnan(after) and not self.every:
-            return f"its int8 kernel was not measured for {self.nets.where}"
-        if not self.nets.is_faster(row) and not self.every:
-            return f"int8 saves little time {self.nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
-        return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
-
-
 def quantize_net(
     param: Path,
     bin: Path,
@@ -495,49 +193,310 @@ def quantize_net(
     Layers whose int8 form needs a newer ncnn than `release` stay float. `given` are scales of a quantised model: then
     no layer is left out. Raises UsageError for data or names that do not fit.
     """
-    net = read_net(param, bin).graph
+    with ExitStack() as stack:
+        runs = _Runs(NetFiles(param, bin), feeds, options.on, stack)
+        table = calibrate(runs, options, release, given)
+        price(table, keeps_noisy=given is not None)
+        return search(table, options.budget)
+
+
+class _Runs:
+    """The float net and its int8 forms in ncnn: here for statistics, on a target for times and the final noise."""
+
+    def __init__(self, files: NetFiles, feeds: Sequence[Mapping[str, Feed]], on: str | None, stack: ExitStack) -> None:
+        (target := find_target(on)).require()
+        self.files, self.feeds, self.net = files, feeds, read_net(files.param, files.bin).graph
+        self.folder = Path(stack.enter_context(temporary_folder()))
+        self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
+        self.device = self.worker if target == LOCAL else stack.enter_context(NcnnWorker(target))
+        self.float, self.float_there = (
+            NcnnRunner(files.param, files.bin, worker=each) for each in (self.worker, self.device)
+        )
+        greeting = self.device.start().greeting
+        self.machine = "Vulkan" if target.vulkan else greeting["machine"]
+        self.where = " ".join(target.described(greeting, []).split())
+        self.is_timed = target.patience == 1 and "llvmpipe" not in greeting.get("gpu", "")
+        machine = f"on {self.where}" if target != LOCAL else "on this machine"
+        self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
+        self.outputs = self.float.output_names()
+        are_enough = len(feeds) >= 2 * _MIN_SAMPLES
+        self.held = range(_HELD_OUT - 1, len(feeds), _HELD_OUT) if are_enough else range(len(feeds))
+        self.used = [i for i in range(len(feeds)) if i not in self.held or not are_enough]
+        self._expected: dict[int, dict[str, Array]] = {}  # the float net's outputs by sample
+        self._room = _CACHE
+
+    def graph(self, scales: Mapping[str, Scales]) -> Graph:
+        """Return the net with these layers in int8."""
+        graph = self.net.copy()
+        quantise(graph, scales)
+        centre(graph, padded=self.machine != "Vulkan")
+        return graph
+
+    def written(self, graph: Graph, name: str, worker: NcnnWorker) -> NcnnRunner:
+        """Write a net to files; return its runner."""
+        files = NetFiles.at(self.folder / name)
+        write_net(graph, files.param, files.bin)
+        return NcnnRunner(files.param, files.bin, worker=worker)
+
+    def _run(self, runner: NcnnRunner, index: int) -> dict[str, Array]:
+        feeds = self.feeds[index]
+        axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
+        return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
+
+    def agreements(self, runner: NcnnRunner, *groups: Collection[int]) -> list[Agreement]:
+        """Return the agreement of an int8 net with the float net for each group of samples, the worst first."""
+        agreements = [Agreement() for _ in groups]
+        indices = sorted({index for group in groups for index in group})
+        for index in indices:  # before the process loads the other net
+            if self._room > 0 and index not in self._expected:
+                self._expected[index] = self._run(self.float, index)
+                self._room -= sum(array.nbytes for array in self._expected[index].values())
+        for index in indices:
+            expected, outputs = self._expected.get(index) or self._run(self.float, index), self._run(runner, index)
+            for agreement, group in zip(agreements, groups, strict=True):
+                if index in group:
+                    agreement.add(expected, outputs)
+        return sorted(agreements, key=lambda agreement: agreement.noise, reverse=True)
+
+    def layer_times(
+        self, layers: Sequence[Layer], nets: Sequence[Mapping[str, Scales]], turns: int
+    ) -> tuple[Array, Array]:
+        """Return the seconds of layers in float, and for each int8 net the ratios to them.
+
+        The nets run alternately in one process, and the median of the ratios over all turns counts: load slows down all
+        nets of a turn alike, and each net is loaded to another place in memory.
+        """
+        tops = list_layers(self.net).tops
+        firsts = [tops.get(layer.outputs[0]) for layer in self.net if layer.type != "Input" and layer.outputs]
+        names = list(dict.fromkeys(filter(None, firsts)))
+        columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
+        runners = [self.float]
+        if self.is_timed:
+            graphs = [self.written(self.graph(scales), f"timed{i}", self.device) for i, scales in enumerate(nets)]
+            runners = [self.float_there, *graphs]
+        times: list[Array] = []
+        end = time.monotonic() + _MAX_SECONDS
+        while len(times) < _MIN_TURNS or (len(times) < turns and time.monotonic() < end):
+            turn = [runner.time_blobs(self.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
+            times.append(np.maximum(np.array(turn)[:, columns], _CLOCK_STEP))
+        ratios = np.median([turn[1:] / turn[0] for turn in times], axis=0)
+        if not self.is_timed:
+            known = [[time_in_int8(self.machine, x, whole=net[x.name].whole) for x in layers] for net in nets]
+            ratios = np.array(known, np.float64)  # None is NaN
+        return np.min([turn[0] for turn in times], axis=0), ratios
+
+
+@dataclass
+class _Candidates:
+    """The table: a row for each layer that computes products, and the scales of those that may become int8.
+
+    `forms` are others that may be faster. With `every`, layers become int8 even if they get no faster.
+    """
+
+    runs: _Runs
+    rows: dict[str, Row]
+    scales: dict[str, Scales]
+    forms: dict[str, Scales]
+    notes: list[str]
+    every: bool
+
+    def check(self) -> None:
+        """Forget the forms of layers that stay float. Raises UsageError if no layer is left."""
+        for scales in (self.scales, self.forms):
+            for name in [name for name in scales if self.rows[name].reason]:
+                del scales[name]
+        if not self.scales:
+            reason = next((row.reason for row in self.rows.values()), "it has no convolution and no product")
+            raise UsageError(f"no layer of the net can be int8: {reason}")
+
+    def is_faster(self, seconds: tuple[float, float]) -> bool:
+        """Return True if int8 saves so much of a layer's time that clock errors of 1 % change few decisions."""
+        return seconds[1] < seconds[0] * (1 - (_MIN_GAIN if self.runs.is_timed else _MIN_TABLE_GAIN))
+
+    def noise_of(self, name: str, scales: Scales) -> float:
+        """Return the noise with one layer in int8: on held-out samples, or with others, as many as are affordable."""
+        runs = self.runs
+        affordable = _LAYER_WORK // (len(self.scales) * (multiplications(runs.net) or _LAYER_WORK))
+        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
+        held, rest = runs.held[:half], [i for i in range(len(runs.feeds)) if i not in runs.held][:half]
+        runner = runs.written(runs.graph({name: scales}), "int8", runs.worker)
+        return runs.agreements(runner, held, [*held, *rest])[0].noise
+
+
+def calibrate(runs: _Runs, options: Options, release: int, given: Mapping[str, Scales] | None) -> _Candidates:
+    """Return the candidates with their scales: those `given`, or from the inputs of the layers in the float net.
+
+    A 3x3 has another form without winograd. A Gemm or attention with blocks has one with a single scale.
+    """
+    net, feeds = runs.net, runs.feeds
     for blob in net.inputs:
         blob.shape, blob.batch = feeds[0][blob.name].mat
     infer_graph(net)
     earlier = None if options.like is None else forms_of(read_graph(options.like))
-    rows = _rows(net, options.keep, earlier)
-    candidates = _candidates(rows, rows if given is None else given)
     few = _MIN_SAMPLES if options.budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
     notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
-    with ExitStack() as stack:
-        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), options.on, stack)
-        used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
-        read = [x for x in net if x.name in candidates and (has_static_scale(x) or x.type == "Gemm")]
-        observed = observe(net, nets.float, read, used)
-        notes += _notes(observed, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
-        if given is not None:
-            scales = {name: given[name] for name in candidates}
-        else:
-            listed = {} if options.table is None else read_table(options.table, net)
-            whole = options.weights == "int8"
-            scales = {x: _scales(observed.get(x), options.method, listed.get(x), whole) for x in candidates}
-            scales = nets.with_sums(scales if options.weights else nets.whole_if_too_new(scales, release), used)
-        for name in scales.keys() & (earlier or {}).keys():
-            whole, winograd = (earlier or {})[name]
-            scales[name] = replace(scales[name], whole=whole, winograd=winograd)
-        layers = _Layers(nets, net, rows, scales, notes, options.every or earlier is not None)
-        layers.drop_too_new(release)
-        layers.add_noise()
-        layers.add_inputs(observed)
-        one_form = given is not None or options.weights is not None
-        layers.add_times(None if earlier is not None else _forms(net, layers.scales, one_form=one_form))
+    rows = _rows(net, options.keep, earlier)
+    scales = {name: Scales(1.0) if given is None else given[name] for name in rows if given is None or name in given}
+    table = _Candidates(runs, rows, scales, {}, notes, options.every or earlier is not None)
+    table.check()
+
+    samples, graph = [feeds[i] for i in runs.used], net.copy()
+    layers = [layer for layer in graph if layer.name in table.scales]
+    sums = add_sums(graph, [layer for layer in layers if given is None and needs_sums(layer)])
+    read = [layer for layer in layers if has_static_scale(layer) or layer.type == "Gemm"]
+    runner = runs.written(graph, "sums", runs.worker) if sums else runs.float
+    observed = observe(graph, runner, read, samples, sums)
+    notes += _notes(observed, samples, {layer.name for layer in read if layer.inputs[0] in graph.inputs})
+    listed = {} if options.table is None else read_table(options.table, net)
+    for layer in layers:
+        name, stats, each = layer.name, observed.get(layer.name), table.scales[layer.name]
         if given is None:
-            layers.drop_noisy()
-        return layers.within(options.budget)
+            each = _scales(stats, options.method, listed.get(name), whole=options.weights == "int8")
+            if options.weights is None and _too_new(layer, each, release):
+                each = replace(each, whole=True)
+        if earlier is not None:
+            each = replace(each, whole=earlier[name][0], winograd=earlier[name][1])
+        elif may_use_winograd(layer):
+            table.forms[name] = replace(each, winograd=False)
+        elif layer.type in ("Gemm", "MultiHeadAttention") and given is None and options.weights is None:
+            table.forms |= {} if each.whole else {name: replace(each, whole=True)}
+        table.scales[name], rows[name].reason = each, _too_new(layer, each, release)
+        if stats is not None:
+            cut = stats.share_above(LEVELS / each.input) if has_static_scale(layer) else 0.0
+            rows[name].largest, rows[name].cut = stats.largest, cut
+    table.check()
+    return table
 
 
-def _candidates(rows: Mapping[str, Row], names: Collection[str]) -> list[str]:
-    """Return those of the layers that may become int8. Raises UsageError if there is none."""
-    candidates = [name for name, row in rows.items() if not row.reason and name in names]
-    if not candidates:
-        reason = next((row.reason for row in rows.values()), "it has no convolution and no product")
-        raise UsageError(f"no layer of the net can be int8: {reason}")
-    return candidates
+def price(table: _Candidates, *, keeps_noisy: bool) -> None:
+    """Measure the noise of each candidate alone, and its time in float and in int8; take its faster form.
+
+    A single scale is taken only if blocks are no faster than float. A layer with one form takes its time from the
+    faster net, because winograd of its neighbours evicts caches. A layer that alone spoils an output stays float,
+    unless the net `keeps_noisy` ones.
+    """
+    runs, rows, scales = table.runs, table.rows, table.scales
+    for name in counted([*scales], "ncnn runs the net with one layer in int8", "layers"):
+        rows[name].noise = table.noise_of(name, scales[name])
+    announce("timing the layers in float and in int8")
+    layers, forms = [layer for layer in runs.net if layer.name in scales], table.forms
+    nets = [scales, {**scales, **forms}] if forms else [scales]
+    floats, ratios = runs.layer_times(layers, nets, _TURNS if forms or not table.every else _MIN_TURNS)
+    for name, before, factors in zip((layer.name for layer in layers), floats.tolist(), ratios.T.tolist(), strict=True):
+        first, last = (before, before * factors[0]), (before, before * factors[-1])
+        row, form = rows[name], forms.get(name)
+        row.seconds = (before, before * min(factors)) if form is None else first
+        is_better = form is not None and last[1] < first[1] * (1 - _MIN_GAIN)
+        if form and is_better and (not form.whole or table.is_faster(last) > table.is_faster(first)):
+            scales[name], row.seconds = form, last
+            row.noise = table.noise_of(name, form) if form.whole else row.noise
+        if not keeps_noisy and (alone := decibels(row.noise)) < _POOR:
+            row.reason = f"it alone spoils an output: {alone:.1f} dB are left"
+
+
+def search(table: _Candidates, budget: Budget) -> Quantized:
+    """Return the net within the budget whose layers save most time: those with most noise for it stay float.
+
+    As long as the net is slow, the layer that saves least stays float.
+    """
+    rows = [table.rows[name] for name in table.scales if not table.rows[name].reason]
+    rows = [row for row in rows if table.every or table.is_faster(row.seconds)]
+    saved = {row.layer: 1.0 if table.every else max(row.seconds[0] - row.seconds[1], 1e-9) for row in rows}
+    noises = {row.layer: min(row.noise, _INFINITE_NOISE) for row in rows}
+    forms = {name: (Form(True, 0.0, noises[name]), Form(False, saved[name], 0.0)) for name in saved}
+    nets: dict[frozenset[str], Quantized] = {}
+
+    def measure(choice: Mapping[str, Form]) -> Measured[str]:
+        chosen = _int8_of(choice)
+        net = nets[chosen] = nets.get(chosen) or write(table, chosen)
+        if is_by_noise:
+            return Measured(10 ** (-np.clip(net.kept(budget), -_SILENCE, _SILENCE) / 20))
+        return Measured(1.0 + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0)  # less noise is nearer
+
+    is_by_noise = budget.decibels > -math.inf
+    limit = Limit(10 ** (-budget.decibels / 20) if is_by_noise else 1.0)
+    for _ in range(_ATTEMPTS):
+        plan = choose(forms, measure, [limit], _ATTEMPTS)
+        chosen = _int8_of(plan.choice)
+        net = nets[chosen]
+        missed = net.misses(budget)
+        if not chosen or missed or table.every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
+            break
+        least, missed = min(chosen, key=saved.__getitem__), f"the net is no faster in int8 {table.runs.times}"
+        table.rows[least].reason = "the whole net is no faster with it in int8"
+        forms = {name: forms[name] for name in chosen if name != least}
+    if chosen:
+        return replace(net, missed=missed)
+    if missing := [net for names, net in nets.items() if names and net.misses(budget)]:
+        net, missed = max(missing, key=lambda net: net.kept(budget)), f"no layer can be int8 with a budget of {budget}"
+    elif table.every:
+        missed = "each layer that can be int8 spoils an output"
+    else:
+        missed = f"no layer is faster in int8 {table.runs.times}; --all makes them int8 anyway"
+    return replace(net, missed=missed)
+
+
+def _int8_of(choice: Mapping[str, Form]) -> frozenset[str]:
+    return frozenset(name for name, form in choice.items() if form.value)
+
+
+def write(table: _Candidates, chosen: Collection[str]) -> Quantized:
+    """Return the net with these layers in int8, with its noise, times and sizes, which are measured on the target."""
+    runs, rows = table.runs, table.rows
+    graph = runs.graph({name: scales for name, scales in table.scales.items() if name in chosen})
+    runner = runs.written(graph, "int8", runs.device)
+    groups = runs.agreements(runner, runs.held, range(len(runs.feeds)))
+    forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
+    layers = tuple(
+        replace(row, form=forms[name][0], bits=forms[name][1])
+        if name in forms
+        else replace(row, reason=row.reason or _reason(table, row))
+        for name, row in rows.items()
+    )
+    notes = [*table.notes]
+    if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
+        notes.append(f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}")
+    if groups[0].decibels < _POOR and chosen:
+        layer = max(chosen, key=lambda name: rows[name].noise)
+        poor = f"an output is only {groups[0].decibels:.1f} dB from the float net; '{layer}' makes the most noise"
+        notes.append(f"{poor}: --budget or --keep leaves layers float")
+    return Quantized(
+        graph,
+        layers,
+        groups[0].decibels,
+        decibels(max(group.most_noise for group in groups)),
+        groups[0].top1,
+        min((group.least_top1 for group in groups if group.least_top1 is not None), default=None),
+        len(runs.feeds),
+        _seconds(table, runner, chosen),
+        (runs.files.bin.stat().st_size, runner.bin.stat().st_size),
+        runs.times,
+        tuple(notes),
+    )
+
+
+def _seconds(table: _Candidates, runner: NcnnRunner, chosen: Collection[str]) -> tuple[float, float]:
+    """Return the seconds of the float net, and of the runner's net with these layers in int8."""
+    runs = table.runs
+    if not runs.is_timed:
+        before = min(runs.float.time(runs.feeds[0], runs.outputs, 0.1))
+        return before, before - sum(a - b for a, b in (table.rows[name].seconds for name in chosen))
+    time_int8, time_float = (partial(net.time, runs.feeds[0], runs.outputs) for net in (runner, runs.float_there))
+    latency = in_turns(time_int8, time_float, _NET_SECONDS)
+    for _ in range(_RETRIES):
+        if latency.ratio > _MAX_SLOWDOWN and not table.every:  # the machine may have been busy
+            latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
+    return latency.other / 1e3, latency.other / 1e3 * latency.ratio
+
+
+def _reason(table: _Candidates, row: Row) -> str:
+    """Return why a layer stays float that has a form in int8."""
+    before, after = row.seconds
+    if math.isnan(after) and not table.every:
+        return f"its int8 kernel was not measured for {table.runs.where}"
+    if not table.is_faster(row.seconds) and not table.every:
+        return f"int8 saves little time {table.runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
+    return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
 
 
 def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) -> dict[str, Row]:
@@ -557,20 +516,18 @@ def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) ->
 _PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
-def _forms(graph: Graph, scales: Mapping[str, Scales], *, one_form: bool) -> dict[str, Scales]:
-    """Return forms that may be faster: a 3x3 without winograd, and one scale in place of blocks unless `one_form`."""
-    layers = [layer for layer in graph if layer.name in scales]
-    forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
-    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention") and not one_form]
-    return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
-
-
-def _scales(blob: Observed | None, method: str, listed: Scales | None, whole: bool) -> Scales:
+def _scales(blob: Observed | None, method: str, listed: Scales | None, *, whole: bool) -> Scales:
     """Return the scales of a layer from its input's statistics; scales `listed` in a table take precedence."""
     scales = Scales(1.0) if blob is None else Scales(LEVELS / (blob.threshold(method) * blob.margin), blob.means)
     if listed is not None:
         scales = replace(scales, input=listed.input, rows=listed.rows, parts=listed.parts)
-    return replace(scales, whole=whole)
+    sums = None if blob is None or blob.largest_sum is None else blob.largest_sum * scales.input
+    return replace(scales, whole=whole, largest_sum=sums)
+
+
+def _too_new(layer: Layer, scales: Scales, release: int) -> str:
+    """Return why a release of ncnn lacks a layer's form; empty if it does not."""
+    return "" if release == NEWEST else too_new(int8_form(layer, scales), release) or ""
 
 
 def _notes(
@@ -597,26 +554,3 @@ def _notes(
     ):
         notes.append("all samples are equal")
     return notes
-
-
-def _noise(ratio: float) -> float:
-    """Return the noise power for a signal-to-noise ratio in dB."""
-    return float(min(10 ** (-ratio / 10), _INFINITE_NOISE))
-
-
-def _sum_with_noise(noise: float, curvature: float) -> float:
-    """Return the sum t of layers' noise powers for which the net's noise, t + curvature * t * t, reaches a limit.
-
-    The second term corrects the sum after the last measured net: loud noise saturates, and layers round inputs that
-    earlier layers have changed differently.
-    """
-    return noise if math.isinf(noise) else 2 * noise / (1 + math.sqrt(max(1 + 4 * curvature * noise, 0.0)))
-
-
-def _allowed_noise(result: Quantized, budget: Budget) -> float:
-    """Return the noise power that would keep the budget which a net misses."""
-    noise = _noise(result.decibels)
-    if budget.top1:
-        return noise * _TOP1_STEP
-    margin = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _INFINITE_NOISE else 1.0
-    return float(margin * 10 ** (-budget.decibels / 10))

@@ -21,11 +21,9 @@ _QUANTILE = 1.645  # standard errors; 95 % of normal errors are below
 
 @dataclass
 class Agreement:
-    """The powers of noise and reference by output; the number of rows of classes, and of rows with the same argmax."""
+    """The powers of noise and reference by output and sample; the rows of classes, and those with the same argmax."""
 
-    noises: dict[str, float] = field(default_factory=dict)
-    powers: dict[str, float] = field(default_factory=dict)
-    products: dict[str, Array] = field(default_factory=dict)  # 2x2 moments of the two, summed over samples
+    powers: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     samples: int = 0
     rows: int = 0
     same: int = 0
@@ -33,14 +31,10 @@ class Agreement:
     def add(self, expected: Mapping[str, Array], outputs: Mapping[str, Any]) -> None:
         """Add a sample. A missing output, or one not finite where the reference is finite, has infinite noise."""
         for name, array in expected.items():
-            a, actual = array.astype(np.float64), outputs.get(name)
-            difference = np.where(np.isfinite(a), a - (math.nan if actual is None else actual), 0.0)
+            a, finite = array.astype(np.float64), np.isfinite(array)
+            difference = np.where(finite, a - outputs.get(name, math.nan), 0.0)
             noise = float((difference**2).sum()) if np.isfinite(difference).all() else math.inf
-            self.noises[name] = self.noises.get(name, 0.0) + noise
-            power = float((np.where(np.isfinite(a), a, 0.0) ** 2).sum())
-            self.powers[name] = self.powers.get(name, 0.0) + power
-            pair = np.array([noise, power])
-            self.products[name] = self.products.get(name, 0.0) + pair[:, None] * pair
+            self.powers.setdefault(name, []).append((noise, float((a[finite] ** 2).sum())))
         self.samples += 1
         name = max(expected, key=lambda name: expected[name].shape[-1] if expected[name].ndim else 0)
         if expected[name].ndim and expected[name].shape[-1] > 1:
@@ -51,10 +45,8 @@ class Agreement:
     @property
     def noise(self) -> float:
         """The noise power of the worst output, relative to its power."""
-        return max(
-            noise / self.powers[name] if self.powers[name] else math.inf if noise else 0.0
-            for name, noise in self.noises.items()
-        )
+        sums = [np.sum(pairs, axis=0).tolist() for pairs in self.powers.values()]
+        return max(noise / power if power else math.inf if noise else 0.0 for noise, power in sums)
 
     @property
     def most_noise(self) -> float:
@@ -63,11 +55,10 @@ class Agreement:
             return math.inf
         bounds, count = [0.0], self.samples
         errors = _QUANTILE * (1 + 1 / (count - 1.5)) * math.sqrt(count / (count - 1)) if count > 1 else 0.0  # t-test
-        for name in (name for name, power in self.powers.items() if power):
-            share = self.noises[name] / self.powers[name]
-            weights = np.array([1.0, -share])
-            deviation = math.sqrt(max(weights @ self.products[name] @ weights, 0.0))
-            bounds.append(share + errors * deviation / self.powers[name])
+        for noises, powers in (np.transpose(pairs) for pairs in self.powers.values()):
+            if total := powers.sum():
+                share = noises.sum() / total
+                bounds.append(float(share + errors * np.linalg.norm(noises - share * powers) / total))
         return max(bounds)
 
     @property
@@ -104,12 +95,8 @@ class _Outputs(OutputComparison):
 
     def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
         reference = self.reference[slot.name]
-        if not isinstance(result, Failure):
-            restored = slot.restored(result, reference.shape) if self.manifest else None
-            fits = restored is None and result.size == reference.size
-            array = result.reshape(reference.shape) if fits else restored
-            if array is not None:
-                self.arrays[slot.name] = array
+        if not isinstance(result, Failure) and result.size == reference.size:
+            self.arrays[slot.name] = result.reshape(reference.shape)
         return OutputReport(slot.name, slot.blob, "ok")
 
 

@@ -79,6 +79,22 @@ def test_replace_takes_over_the_outputs() -> None:
     graph.check()
 
 
+def test_a_copy_shares_only_the_arrays_of_weights() -> None:
+    graph = Graph()
+    x = graph.add(Layer("Input", "in", (), [Blob("x", (3,))])).output
+    layer = graph.add(Layer("PReLU", "p", [x], [Blob("y")], {"num_slope": 1}, {"slope_data": np.ones(1, np.float32)}))
+    graph.outputs = [layer.output]
+    copy = graph.copy()
+    copy.check()
+    [_, other] = copy
+    assert (other.input.shape, [blob.name for blob in copy.outputs]) == ((3,), ["y"])
+    assert other.weights["slope_data"] is layer.weights["slope_data"]
+    other.params["num_slope"], other.weights["slope_data"] = 3, np.zeros(3, np.float32)
+    other.output.name = "z"
+    graph.check()
+    assert (layer["num_slope"], layer.weights["slope_data"].size, layer.output.name) == (1, 1, "y")
+
+
 def test_redirect_and_remove() -> None:
     graph = chain("Dropout", "AbsVal")
     dropout = graph.layers[1]

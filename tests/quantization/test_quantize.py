@@ -20,9 +20,8 @@ from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.param.files import read_graph, read_net, write_net
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
-from onnx2ncnn_opt.quantization.observe import Observed
+from onnx2ncnn_opt.quantization.observe import METHODS, Observed
 from onnx2ncnn_opt.quantization.quantize import Budget
-from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.net import Net
 from onnx2ncnn_opt.verification.sqnr import Agreement, decibels
@@ -278,7 +277,7 @@ def test_folders_of_samples(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"not an array of shape \[3, 4, 4\]"):
             list(Samples([{"x": GOOD[0]}], [entry]))
     (tmp_path / "text.npz").write_bytes(b"no arrays")
-    with pytest.raises(UsageError, match=r"text[.]npz is not an [.]npz or [.]npy file of numbers"):
+    with pytest.raises(UsageError, match=r"text[.]npz: no inputs can be read from it"):
         Samples(tmp_path / "text.npz", [ENTRY])
     np.savez(tmp_path / "b.npz", a=GOOD[:1], b=GOOD[:1])
     with pytest.raises(UsageError, match="npz: 'a' is not an input"):
@@ -300,7 +299,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if is_kept:
             np.testing.assert_array_equal(samples[0]["x"], first)
         else:
-            with pytest.raises(UsageError, match="no samples can be read"):
+            with pytest.raises(UsageError, match="no inputs can be read"):
                 samples[0]
 
 
@@ -371,6 +370,10 @@ def test_layers_that_are_faster_alone_only(param: Path, monkeypatch: pytest.Monk
     found = quantize(param, data()).result
     assert found.missed
     assert {row.reason for row in found.layers} == {"the whole net is no faster with it in int8"}
+    monkeypatch.setattr("onnx2ncnn_opt.quantization.quantize._ATTEMPTS", 2)
+    found = quantize(param, data()).result
+    assert sum(row.is_int8 for row in found.layers) == 3
+    assert "the net is no faster in int8" in found.missed
 
 
 def test_equal_layers_for_any_times(tmp_path: Path, param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
