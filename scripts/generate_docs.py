@@ -174,12 +174,30 @@ def measurements() -> str:
         total = read_measured(name)[-1]
         rows.append((command, *(total.get(column, "") for column in (*columns, *named))))
     faults = _table(("", *columns, *named), rows)
-    return _filled("docs/measurements.md", speed=speed, faults=faults, trained=f"\n{_trained()}\n")
+    words = {"trained": _fp16("trained"), "architectures": _architectures(), "reduced": _fp16("architectures_fp16")}
+    blocks = {name: f"\n{text}\n" for name, text in words.items()}
+    return _filled("docs/measurements.md", speed=speed, faults=faults, **blocks)
 
 
-def _trained() -> str:
-    """Return what fixtures/measured/trained.tsv says, in words."""
-    rows = [row for row in read_measured("trained") if row["estimate"] != "-"]
+def _architectures() -> str:
+    """Return what fixtures/measured/architectures.tsv says, in words."""
+    rows, text = read_measured("architectures"), []
+    for sizes in ("fixed", "dynamic"):
+        chosen = [row for row in rows if ("-dynamic" in row["model"]) == (sizes == "dynamic")]
+        right = [row for row in chosen if row["right"] == row["of sizes"]]
+        both = [row for row in right if row["pnnx ms"] != "-"]  # pnnx's net has the model's outputs
+        layers, theirs = (sum(int(row[column]) for row in both) for column in ("layers", "pnnx layers"))
+        text.append(
+            f"- {sizes} sizes: {len(right)} of {len(chosen)} exports are right, "
+            f"{sum(row['outcome'] == 'refused' for row in chosen)} are refused;\n"
+            f"  {len(both)} of pnnx's nets are right, with {theirs} layers in all where ours have {layers}"
+        )
+    return "\n".join(text)
+
+
+def _fp16(table: str) -> str:
+    """Return what a table of trained.py or architectures.py says about fp16, in words."""
+    rows = [row for row in read_measured(table) if row["estimate"] != "-"]
     prices = sorted(int(row["price"].rstrip("%")) for row in rows)
     text = [f"- {len(rows)} nets ran; {len([price for price in prices if price > 20])} lose more than 20 % of their "]
     text[0] += f"multiplications to masks, the median net {prices[len(prices) // 2]} %"

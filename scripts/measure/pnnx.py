@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -200,8 +201,10 @@ def convert(model: Path, pnnx: Path, folder: Path) -> tuple[Path, Path] | None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "m.onnx").symlink_to(model.resolve())
         shapes = ",".join(f"[{','.join(map(str, shape))}]{dtype}" for shape, dtype in input_shapes(model))
-        done = subprocess.run([pnnx, "m.onnx", f"inputshape={shapes}"], cwd=folder, capture_output=True, check=False)
-        (folder / "done").write_text(str(done.returncode))
+        with suppress(subprocess.TimeoutExpired):
+            command = [str(pnnx), "m.onnx", f"inputshape={shapes}"]
+            subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=MODEL_TIMEOUT)
+        (folder / "done").touch()
     return (param, bin) if param.exists() and bin.exists() else None
 
 

@@ -18,7 +18,7 @@ import argparse
 import hashlib
 import math
 import urllib.request
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -108,6 +108,27 @@ def errors_of_outputs(conversion: Conversion, inputs: list[dict[str, Array]], wo
     return np.array([math.sqrt(error / (size or 1.0)) for error, size in squares.values()])
 
 
+def fp16_columns(on: Sequence[str]) -> tuple[str, ...]:
+    """Return the headings of `fp16_cells`."""
+    return ("masks", "price", "estimate", *on, "outputs", *(f"{each} within" for each in on), "said")
+
+
+def fp16_cells(file: Path, workers: Mapping[str, NcnnWorker], pictures: Sequence[Image.Image] = ()) -> list[object]:
+    """Convert a model and run it on the devices; return the cells of its line."""
+    try:
+        conversion = lower(file).estimated()
+        inputs = list(data_of(conversion, file, pictures))
+        errors = [errors_of_outputs(conversion, inputs, worker, on) for on, worker in workers.items()]
+    except Error as error:
+        return [*[None] * (4 + 2 * len(workers)), str(error).splitlines()[0]]
+    precision = conversion.precision
+    assert precision is not None
+    said = str(precision).partition("; ")[2] if precision.may_exceed else ""
+    worst = [f"{each:.1e}" for each in (precision.error, *(each.max() for each in errors))]
+    within = [int((each <= BUDGET).sum()) for each in errors]
+    return [len(conversion.masks), f"{precision.price:.0%}", *worst, errors[0].size, *within, said]
+
+
 def main() -> None:
     """Convert and run the models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,31 +140,15 @@ def main() -> None:
     options = parser.parse_args()
     on = options.on or list(ON)
     pictures = [] if options.drawn else photographs(options.folder)
-    counts = (f"{each} within" for each in on)
-    columns = ("model", "repository", "masks", "price", "estimate", *on, "outputs", *counts, "said")
+    columns = ("model", "repository", *fp16_columns(on))
     with ExitStack() as stack:
         workers = {each: stack.enter_context(NcnnWorker(find_target(each))) for each in on}
         add = stack.enter_context(table("trained", columns, write=options.write))
         for line in MODELS.read_text().splitlines()[1:]:
             name, repository, *source = line.split("\t")
-            if options.part not in name:
-                continue
-            file = fetched(options.folder / f"{name}.onnx", repository, *source)
-            try:
-                conversion = lower(file).estimated()
-                inputs = list(data_of(conversion, file, pictures))
-                errors = [errors_of_outputs(conversion, inputs, workers[each], each) for each in on]
-            except Error as error:
-                add(name, repository, *[None] * (4 + 2 * len(on)), str(error).splitlines()[0])
-                continue
-            precision = conversion.precision
-            if precision is None:
-                continue
-            said = str(precision).partition("; ")[2] if precision.may_exceed else ""
-            worst = [f"{each:.1e}" for each in (precision.error, *(each.max() for each in errors))]
-            within = [int((each <= BUDGET).sum()) for each in errors]
-            masks, price = len(conversion.masks), f"{precision.price:.0%}"
-            add(name, repository, masks, price, *worst, errors[0].size, *within, said)
+            if options.part in name:
+                file = fetched(options.folder / f"{name}.onnx", repository, *source)
+                add(name, repository, *fp16_cells(file, workers, pictures))
 
 
 if __name__ == "__main__":
