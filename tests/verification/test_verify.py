@@ -443,11 +443,12 @@ GUMBEL = (
 )
 
 
-def test_nan_inside_that_no_output_shows() -> None:
+def test_nan_inside_that_no_output_shows(caplog: pytest.LogCaptureFixture) -> None:
     """ArgMax hides NaN, and each runtime in its own way; noise between 0 and 1 gives none."""
     conversion = lower(parsed(GUMBEL))
     with pytest.raises(UnprovenError, match="Log 'outer' gives NaN at seed 0, usual, and a later node"):
         conversion.verify(worker=WORKER)
+    assert not caplog.records
     x = np.array([[1, 5, 2, 4]], np.float32)
     inside = Verification(feeds={"x": x, "u": np.full((1, 4), 0.5, np.float32)})
     assert conversion.verify(inside, worker=WORKER).ok

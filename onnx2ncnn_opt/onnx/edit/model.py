@@ -50,7 +50,8 @@ def read_model(
 
 def to_bytes(model: onnx_ir.Model) -> bytes:
     """Return the message of a model. Raises EncodeError, or ValueError, if it is too large."""
-    return bytes(onnx_ir.to_proto(model).SerializeToString())
+    with structure.quiet("onnx_ir.serde"):  # ONNX may infer a shape and no type
+        return bytes(onnx_ir.to_proto(model).SerializeToString())
 
 
 def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
