@@ -108,7 +108,8 @@ class _Search(Generic[Item]):
         if measured.forms is not None:
             self.forms = measured.forms
         elif math.isfinite(error):
-            self._factor = np.divide(errors**2, predicted, out=np.ones_like(predicted), where=predicted > 0)
+            factor = np.divide(errors**2, predicted, out=np.ones_like(predicted), where=predicted > 0)
+            self._factor = np.maximum(factor, np.finfo(np.float64).tiny)
 
     def next(self) -> dict[Item, Form] | None:
         """Return the next choice to measure; None if no better one is predicted."""

@@ -99,3 +99,8 @@ def test_a_choice_that_is_of_no_use_teaches_nothing_about_noise() -> None:
     plan = choose(LAYERS, measure, [Limit(20.0)], 10)
     assert {layer for layer, form in plan.choice.items() if form.value == "float"} == {"cheap"}
     assert plan.limit == 0
+
+
+def test_a_choice_without_any_error() -> None:
+    found, plan, _ = chosen([Limit(2.0)], factor=0.0)
+    assert (found, plan.error, plan.limit) == (set(), 0.0, 0)
