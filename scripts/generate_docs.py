@@ -124,14 +124,19 @@ that the rule allows, and the inputs with the largest error:
     output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.3e-07  allowed 3.1e-05  at seed 2, usual
 
 `convert -v` and `optimize -v` print the same lines, `--json` has them as `rule`, `allowed` and `inputs`, and the report
-page shows them. Errors are in units of the output's largest number. NaN and infinity have to be where the model has
-them; elements that are NaN in the model are left out. Numbers from 2.4e38 on count as infinite.
+page shows them. `max error` is absolute; `relative error`, `allowed` and the numbers below are in units of the output's
+largest number. Where the model has NaN, any number of the net is right; a NaN elsewhere is wrong. Infinity has to be
+where the model has it. Numbers from 2.4e38 on count as infinite.
 
-The rules apply in this order, and the first one that accepts an output decides. Of several runs, the run with the last
-rule is printed, and of these the one with the largest error. If no rule accepts, the line has the last rule that
-refused the output. So `rounding` is as good as it gets, and `decided` says that some elements were not compared. An
-output without numbers to compare has no rule: ncnn crashed or refused the net, or the output is missing or has another
-shape.
+The rules apply in this order, and the first one that accepts an output decides. If no rule accepts, the line has the
+last rule that refused the output. If `kernels` or `decided` accepts, the net also runs with ncnn's plain kernels
+(except nets of quantised models). If that run is wrong, the line has its rule and its error. Example: with one wrong
+weight, an output is off by 8e-5. `kernels` accepts it, and `rounding` refuses it with plain kernels.
+
+The errors are the largest of all runs. Rule, `allowed` and inputs are of one run: a wrong one if there is any, else
+that with the last rule, and of these that with the largest relative error. Runs that are `unproven` count only if all
+are. So `rounding` is as good as it gets in fp32, and `decided` says that some elements were not compared. An output
+without numbers to compare has no rule: ncnn crashed or refused the net, or the output is missing or has another shape.
 """
 _INPUTS = """
 ## The inputs

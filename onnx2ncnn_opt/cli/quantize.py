@@ -149,7 +149,7 @@ def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) 
             ms = " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds)
             lines.append(
                 f"int8: {row.type} '{row.layer}': {decibels(row.noise):.1f} dB alone, {ms} ms, largest input "
-                f"{row.largest:.3g}, {row.cut:.2%} cut off"
+                f"{row.largest:.3g}, {row.cut:.2%} saturate"
             )
         elif not row.is_int8:
             floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)

@@ -58,9 +58,9 @@ class MaskForms:
         whole = {layer for form in plan.choice.values() if not np.any(form.noise) for layer, _ in form.value}
         for layer, features in _masks(plan.choice).items():
             if layer in whole:
-                reason = "rounding what it reads and writes to fp16 makes too large errors of an output"
+                reason = "rounding blobs to fp16 in this part of the net makes too large an error of an output"
             else:
-                how = self.judge.inner[layer][0].how if layer in self.judge.inner else "its steps"
+                how = self.judge.inner[layer][0].how if layer in self.judge.inner else "the steps inside its function"
                 reason = f"{how} in fp16 make errors of {self.alone(layer):.1e} of an output"
             yield layer, Mask(layer.name, layer.type, features, reason, self.judge.reference.largest_of(layer.outputs))
 

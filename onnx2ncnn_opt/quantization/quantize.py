@@ -495,7 +495,8 @@ def _reason(table: _Candidates, row: Row) -> str:
     if math.isnan(after) and not table.every:
         return f"its int8 kernel was not measured for {table.runs.where}"
     if not table.is_faster(row.seconds) and not table.every:
-        return f"int8 saves little time {table.runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
+        least = _MIN_GAIN if table.runs.is_timed else _MIN_TABLE_GAIN
+        return f"int8 is not {least:.0%} faster {table.runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
     return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
 
 

@@ -614,7 +614,7 @@ function int8(net) {
   }
   let summed = 0;
   const sums = new Map([...found.layers].filter(row => !row.reason && row.noise !== null).sort((a, b) => a.noise - b.noise).map(row => [row.layer, summed += row.noise]));
-  const heads = ["layer", "type", "int8", "bits", "dB alone", "dB summed", "float", "int8", "largest input", "cut off"];
+  const heads = ["layer", "type", "int8", "bits", "dB alone", "dB summed", "float", "int8", "largest input", "saturate"];
   const rows = [...found.layers].sort((a, b) => (b.noise || 0) - (a.noise || 0)).map(row => h("tr", {}, h("td", {}, name(row.layer)), h("td", {}, row.type),
     h("td", {}, row.reason ? `float: ${row.reason}` : row.form), [row.bits || "–", about(row.noise), sums.has(row.layer) ? about(sums.get(row.layer)) : "–",
       ...(row.seconds || [null, null]).map(time), row.largest === null ? "–" : row.largest.toPrecision(3), row.cut === null ? "–" : `${(row.cut * 100).toFixed(2)} %`]

@@ -48,10 +48,10 @@ def output_table(rows: Sequence[OutputReport], label: str = "output", *, verbose
     columns += [("max error", lambda row: _number(row.max_abs))] if verbose else []
     columns += [("relative error", lambda row: _number(row.max_rel))]
     columns += [("allowed", lambda row: _number(row.allowed))] if verbose else []
-    if verbose and any(row.inputs for row in rows):
+    if has_inputs := verbose and any(row.inputs for row in rows):
         columns += [("at", lambda row: row.inputs or "-")]
     named = tuple(range(first, len(columns)))
-    columns += [("", lambda row: row.message)]
+    columns += [("", lambda row: row.message.removeprefix(f"at {row.inputs}: " if has_inputs else ""))]
     table = tuple(tuple(text(row) for _, text in columns) for row in rows)
     return Table(tuple(title for title, _ in columns), table, label=label, named=named)
 

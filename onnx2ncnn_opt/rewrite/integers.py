@@ -52,7 +52,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
     cones: dict[Layer, str] = {}
     for blob in graph.outputs:
         if blob in ports and blob not in bits and not ranges.of(blob).within(-_LARGEST_INT, _LARGEST_INT):
-            _collect(blob, "it computes integers, and fp16 tells them apart up to 2048", ranges, cones)
+            _collect(blob, "it computes integers, perhaps above 2048, which fp16 does not tell apart", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             width = _longest(layer.inputs[0])

@@ -52,7 +52,7 @@ class Mask(NamedTuple):
         return self._replace(features=features, reason=reason, device=device)
 
     def __str__(self) -> str:
-        seen = "" if self.largest is None else f" (largest value seen: {self.largest:.3g})"
+        seen = "" if self.largest is None else f" (largest value seen: {self.largest + 0:.3g})"
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 

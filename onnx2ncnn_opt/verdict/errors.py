@@ -207,7 +207,8 @@ class _ErrorSums:
         relative, absolute = self.relative, self.tolerance.absolute
         allowed = relative if self.is_integer else max(relative * self.size, absolute)
         if self.counted > allowed:
-            return f"off by up to {self.counted:.3g}, {allowed:.3g} is allowed"
+            beyond = " beyond the effect of rounding" if self.counted < self.error else ""
+            return f"off by up to {self.counted:.3g}{beyond}, {allowed:.3g} is allowed"
         for axis, (errors, sizes) in self.slices.items():
             limits = np.maximum(relative * sizes, max(allowed / 10, absolute))
             index = int(np.argmax(errors - limits))

@@ -237,7 +237,7 @@ RULES = (
     ),
     Rule(
         "kernels",
-        "fp32, with ncnn's faster kernels such as winograd",
+        "fp32; all nets run with ncnn's faster kernels, such as winograd",
         "1e-3, also of the largest value of each slice of 64 numbers or more, if ncnn's plain kernels agree by another "
         "rule on the same inputs",
         "the transforms of winograd have errors up to 3e-4; wrong nets are off by 1e-2 and more, or wrong with plain "
@@ -254,8 +254,10 @@ RULES = (
     Rule(
         "quantised",
         "models that round to 8 bits, or less, themselves",
-        "a step of the coarsest rounding; or 1 dB more noise than the model has, both against the model without these "
-        "roundings",
+        "a step of the coarsest rounding, such as 1/255; for int8 layers 3.1e-2 times the square root of the number of "
+        "roundings, for weights of 16 bits and roundings at run time half of that; or 1 dB more noise than the model "
+        "has, both against the model without these roundings (more for coarser steps); then `allowed` is the model's "
+        "own error",
         "a last bit decides whether a number is rounded up or down, so no right net has all the same steps",
         _quantised,
     ),
@@ -270,8 +272,8 @@ RULES = (
 )
 UNPROVEN = Rule(
     "unproven",
-    "outputs that agree by another rule, but more than half of whose elements are NaN in the model, or decided by "
-    "rounding; and inputs that are too unusual for 16 bits",
+    "outputs that agree by another rule, but more than half of whose elements are NaN in the model, or differ where "
+    "rounding decides; and inputs that are too unusual for 16 bits; if other inputs prove more, these count alone",
     "neither agreement nor an error: exit code 2",
     "such inputs prove nothing; `--inputs` gives others",
 )
@@ -281,7 +283,7 @@ ORDER = {rule.name: place for place, rule in enumerate(RULES)}
 # What the summary of a command says if an output agrees by these rules only.
 RESERVES = {
     "decided": "rounding decides some elements",
-    "quantised": "as near as the model's own roundings to 8 bits",
+    "quantised": "explained by the model's own roundings to 8 bits",
 }
 
 

@@ -42,7 +42,8 @@ def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, 
         name, run = next(iter(first.items()))
         names = f"'{name}' and {len(first) - 1} more" if len(first) > 1 else f"'{name}'"
         counts = _special_counts(run.reference[name])
-        yield f"the model gives NaN for {names} ({run}), which is left out: {counts}; --inputs gives other inputs"
+        where = f"for {names} ({run})" if str(run) else f"for {names}"
+        yield f"the model gives NaN {where}: {counts}; NaN is not compared; --inputs gives other inputs"
 
 
 def _has_nan(array: Array) -> bool:

@@ -403,7 +403,7 @@ def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
     assert statuses(report) == {"y": "unproven"}
     assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
     assert report.notes == (
-        "the model gives NaN for 'y' (), which is left out: 4 NaN of 4; --inputs gives other inputs",
+        "the model gives NaN for 'y': 4 NaN of 4; NaN is not compared; --inputs gives other inputs",
     )
     message = (
         "outputs are unproven:.*\n.*NaN in 4 of 4 elements; give inputs that suit the model with --inputs or --value"
