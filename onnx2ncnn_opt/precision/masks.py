@@ -29,7 +29,7 @@ from onnx2ncnn_opt.runtime.base import Feed
 # The error that fp16 may make, in units of an output's largest value.
 BUDGET = 2e-2
 # Without a given budget: the error to reach, and the share of the net's time that may compute in 32 bits for it.
-LIMITS = Limit(0.5 * BUDGET, 0.2), Limit(0.6 * BUDGET, 0.2), Limit(0.9 * BUDGET, 0.5)
+LIMITS = Limit(0.5 * BUDGET, 0.2), Limit(0.6 * BUDGET, 0.2), Limit(0.85 * BUDGET, 0.5)
 _USELESS = 0.15  # with a larger error fp16 is of no use, and masks may cost anything
 # Of most nets, and of those whose outputs have few numbers, whose errors vary by chance: the number of inputs, and the
 # error of one input, times the first limit, with which no other has to run.
