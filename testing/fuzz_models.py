@@ -127,7 +127,7 @@ def difference(result: Array, expected: Array) -> str:
     if result.shape != (expected.shape or (1,)):
         return f"shape {list(result.shape)} for {list(expected.shape)}"
     found = compare(result.reshape(expected.shape), expected)
-    return found.special or found.excess
+    return found.problem
 
 
 def _is_as_runtime(model: RandomModel, run: int, name: str, result: Array) -> bool:

@@ -220,7 +220,7 @@ class _Judgement:
                     difference = compare(today[name], stored, self.tolerance, spread[name])
                 errors.append(difference.max_rel or 0.0)
                 if not difference.ok:
-                    wrong = wrong or f"output '{name}': {difference.special or difference.excess}"
+                    wrong = wrong or f"output '{name}': {difference.problem}"
         hint = f"ONNX Runtime does not compute what the baseline has, so it or the model's weights changed: {wrong}"
         self.add("stored outputs", hint if wrong else "", measured=max(errors), limit=self.tolerance.relative)
         return examples
@@ -278,7 +278,7 @@ class _Judgement:
         runs = [(arrays, model.run_any(arrays)) for arrays in samples]
         for mode in self.modes:
             runner = NcnnRunner(*self.net, mode=mode, timeout=self.model.timeout, worker=self.worker)
-            result = agreement(runner, runs, self.manifest, Rounding(self.source, **self.cut))
+            result = agreement(runner, runs, self.manifest)
             decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)
             for what, measured in (("sqnr", decibels), ("top1", result.top1)):
                 limit = getattr(self.limits, what)

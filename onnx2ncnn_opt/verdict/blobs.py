@@ -76,8 +76,7 @@ class Reference:
 
 def as_verdict(difference: Difference, value: str | None) -> Match:
     """Return the verdict for a difference from a value of the model."""
-    message = difference.special or difference.excess
-    return Match("right" if difference.ok else "wrong", message, value, difference)
+    return Match("right" if difference.ok else "wrong", difference.problem, value, difference)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array
 
 # Larger numbers count as infinite, in the net and in the reference: ncnn's weights and masks have the largest float32
@@ -93,19 +92,14 @@ class Difference:
     size: float = 0.0  # the reference's largest element
 
     @property
-    def ok(self) -> bool:
-        """True if the output agrees with its reference."""
-        return not self.special and not self.excess
+    def problem(self) -> str:
+        """Text with the fault of an output; empty if it agrees with its reference."""
+        return self.special or self.excess
 
     @property
-    def status(self) -> Status:
-        """The status of an output with this difference."""
-        return "nan" if self.special else "mismatch" if self.excess else "ok"
-
-    def report(self, name: str, blob: str | None) -> OutputReport:
-        """Return the report of an output and its blob with this difference."""
-        numbers = (self.max_abs, self.max_rel, self.cosine)
-        return OutputReport(name, blob, self.status, self.special or self.excess, *numbers)
+    def ok(self) -> bool:
+        """True if the output agrees with its reference."""
+        return not self.problem
 
 
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -23,32 +22,17 @@ _TINY = float(np.finfo(np.float32).tiny)
 _ANY = Tolerance(np.inf, slices=False)
 
 
-class Facts(Protocol):
-    """What runs of the model say about one output; each is computed when a rule first asks for it."""
+@dataclass(frozen=True)
+class Facts:
+    """What runs of the model say about one output; a function runs the model, when a rule first asks for its result."""
 
-    @property
-    def least(self) -> float:
-        """The error that passes without a run in float64."""
-
-    @property
-    def exact(self) -> Array | None:
-        """The output of the model in float64; None if it does not run."""
-
-    @property
-    def spread(self) -> Array:
-        """The effect of rounding errors on each element; infinite for elements that they decide."""
-
-    @property
-    def weights(self) -> float:
-        """The error of the model with its weights rounded as the net's are; 0 for weights of 32 bits."""
-
-    @property
-    def step(self) -> float:
-        """A step of the model's coarsest quantisation; 0 for a model without one."""
-
-    @property
-    def floats(self) -> tuple[Array, float] | None:
-        """The output of the model without quantisation, and how many times the model's noise a net may have."""
+    least: float  # the error that passes without a run in float64
+    step: float  # of the model's coarsest quantisation; 0 for a model without one
+    exact: Callable[[], Array | None]  # the output of the model in float64; None if it does not run
+    spread: Callable[[], Array]  # the effect of rounding errors on each element; infinite if they decide the element
+    weights: Callable[[], float]  # the error of the model with its weights rounded as the net's; 0 for 32 bits
+    # The output of the model without quantisation, and how many times the model's noise a net may have.
+    floats: Callable[[], tuple[Array, float] | None]
 
 
 @dataclass(frozen=True)
@@ -64,10 +48,19 @@ class Verdict:
     def report(self, name: str, blob: str | None) -> OutputReport:
         """Return the report of an output and its blob."""
         difference = self.difference
-        status: Status = "unproven" if self.unproven else "ok" if self.accepted else difference.status
-        message = self.unproven or ("" if self.accepted else difference.special or difference.excess)
+        refused: Status = "nan" if difference.special else "mismatch"
+        status: Status = "unproven" if self.unproven else "ok" if self.accepted else refused
+        message = self.unproven or ("" if self.accepted else difference.problem)
         numbers = difference.max_abs, difference.max_rel, difference.cosine
         return OutputReport(name, blob, status, message, *numbers, rule=self.rule, allowed=self.allowed)
+
+
+def within(tolerance: Tolerance, actual: Array, reference: Array) -> Verdict:
+    """Return the verdict of a tolerance alone, for references that have rounding errors like the net's."""
+    difference = compare(actual, reference, tolerance)
+    is_integer = reference.dtype.kind in "iub"
+    rule, allowed = ("equal", 0.0) if is_integer else ("limit", tolerance.relative)
+    return Verdict(rule, difference, allowed, difference.ok)
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class Case:
     @cached_property
     def rounding(self) -> Tolerance:
         """The error that rounding of the model itself explains."""
-        exact = self.facts.exact
+        exact = self.facts.exact()
         if exact is None:
             return Tolerance(max(UNKNOWN_ROUNDING, self.facts.least), DEFAULT.absolute, slices=False)
         distance = compare(self.reference, exact, Tolerance(slices=False)).max_rel or 0.0
@@ -121,7 +114,7 @@ class Case:
         """Return the verdict; if it refuses, add to the tolerance how far rounding moves each element."""
         if verdict.accepted:
             return verdict
-        spread = self.facts.spread
+        spread = self.facts.spread()
         return self.resolved.verdict(verdict.rule, tolerance, np.where(np.isfinite(spread), spread, 0.0))
 
     @cached_property
@@ -132,7 +125,7 @@ class Case:
         number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where float64 is outside float32's range,
         0 and non-finite numbers pass too: the order of a product decides between them.
         """
-        exact, reference = self.facts.exact, self.reference
+        exact, reference = self.facts.exact(), self.reference
         if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
             return self
         size, is_finite = np.abs(exact), np.abs(self.actual) < INFINITE
@@ -181,9 +174,9 @@ def _kernels(case: Case) -> Verdict | None:
 
 
 def _weights(case: Case) -> Verdict | None:
-    if case.is_integer or case.limit is not None or not case.facts.weights:
+    if case.is_integer or case.limit is not None or not case.facts.weights():
         return None
-    return case.resolved.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.facts.weights, slices=False))
+    return case.resolved.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.facts.weights(), slices=False))
 
 
 def _quantised(case: Case) -> Verdict | None:
@@ -192,7 +185,7 @@ def _quantised(case: Case) -> Verdict | None:
     if case.is_integer:  # steps of 8 bits, which are one apart
         case = replace(case, reference=case.reference.astype(np.float64))
     verdict = case.verdict("quantised", Tolerance(case.facts.step, slices=False))
-    floats, factor = (None, 0.0) if verdict.accepted else case.facts.floats or (None, 0.0)
+    floats, factor = (None, 0.0) if verdict.accepted else case.facts.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict
     own, of_net = (compare(array, floats, _ANY) for array in (case.reference.astype(np.float64), case.actual))
@@ -201,14 +194,14 @@ def _quantised(case: Case) -> Verdict | None:
 
 
 def _decided(case: Case) -> Verdict | None:
-    if case.is_strict or not np.isinf(case.facts.spread).any():
+    if case.is_strict or not np.isinf(case.facts.spread()).any():
         return None
     tolerance = case.limit
     if tolerance is None:
         least = case.rounding if case.is_plain else DEFAULT
-        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.facts.weights, case.facts.step)
+        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.facts.weights(), case.facts.step)
         tolerance = replace(least, relative=relative)
-    return case.resolved.verdict("decided", tolerance, case.facts.spread)
+    return case.resolved.verdict("decided", tolerance, case.facts.spread())
 
 
 RULES = (

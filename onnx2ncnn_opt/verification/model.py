@@ -36,13 +36,8 @@ from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
 from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER, unproven
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
-from onnx2ncnn_opt.verification.model_runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
-from onnx2ncnn_opt.verification.net_facts import (
-    has_inexact_gelu,
-    holds_integers,
-    least_rounding,
-    weights_encoding,
-)
+from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, any_feeds, load_converted, small_runs
+from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.outputs import OutputComparison
@@ -109,7 +104,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in runs_by_size) or ({},),
         checked=checked,
         draws=tuple(run.draw for run in (*done, *judge.like_data) if run.draw is not None),
-        notes=tuple(_notes(judge, rows, (param, bin), is_vulkan=target.vulkan)),
+        notes=tuple(_notes(judge, rows, is_vulkan=target.vulkan)),
         wrong=wrong,
         manifest=manifest,
     )
@@ -133,12 +128,13 @@ class ModelRuns:
             outputs = self.cut = self.model.cut
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
-        self._runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
+        runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
+        self._drawn = DrawnRuns(self.model, runner, manifest)
         self.notes: list[str] = []
         self.decoder: Decoder | None = None
         if manifest is not None and manifest.caches and verification.feeds is None:
             try:
-                self.decoder = Decoder(self.model, manifest, verification.seed, self._runner)
+                self.decoder = Decoder(self.model, manifest, verification.seed, runner)
             except UsageError as error:
                 self.notes.append(f"no tokens were decoded, only single steps run: {error}")
         self._inputs = self._all_runs()
@@ -158,22 +154,21 @@ class ModelRuns:
 
     def run(self, sizes: Mapping[str, int], draw: Draw) -> Run:
         """Return a run besides those of `runs`."""
-        announce(f"ONNX Runtime runs the model, {draw}")
-        feeds = draw_inputs(self.model, sizes, draw=draw)
-        return Run(sizes, draw, feeds, self._runner.run(feeds))
+        return self._drawn.run(sizes, draw)
 
     def _all_runs(self) -> Iterator[Run]:
-        options, fixed = self.options, (self.model, self._runner, self.manifest, self.options.seed)
+        options, drawn = self.options, self._drawn
         if self.decoder is not None:
             yield from self.decoder.runs()
+        elif options.wanted is not None and options.feeds is None:
+            yield from drawn.wanted(options.seed, options.wanted)
         elif options.feeds is None:
-            wanted = options.wanted
-            yield from wanted_runs(*fixed, wanted) if wanted else drawn_runs(*fixed, self.notes)
+            yield from drawn.usual(options.seed, self.notes)
         else:
             feeds = given_inputs(options.feeds, self.model, self.manifest)
             if small := too_small(self.manifest, feeds):
                 raise UsageError(small)
-            yield Run({}, None, feeds, self._runner.run(feeds))
+            yield Run({}, None, feeds, drawn.runner.run(feeds))
 
 
 class _ModelJudge:
@@ -191,10 +186,10 @@ class _ModelJudge:
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
         self._within = tolerance_within(self.model)
-        self._step = quantised_step(self.model, weights_encoding(*net), is_int8=holds_integers(*net))
+        self.net = NetFacts.of(*net)
+        self._step = quantised_step(self.model, self.net)
         # Vulkan's int8 convolutions are wrong without packing.
-        self._has_plain = not self._step and not (worker.target.vulkan and holds_integers(*net))
-        self._least = least_rounding(*net, vulkan=worker.target.vulkan)
+        self._has_plain = not self._step and not (worker.target.vulkan and self.net.has_integers)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
         self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
         # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
@@ -239,10 +234,10 @@ class _ModelJudge:
             for number in range(_RUNS_LIKE_DATA):
                 yield self._runs.run(first.sizes, draw._replace(seed=draw.seed + number))
         except (ParamError, BinError, GraphError, UsageError, RunError):
-            return  # ONNX Runtime may refuse other inputs, as in `drawn_runs`
+            return  # ONNX Runtime may refuse other inputs, as in `DrawnRuns.usual`
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
-        """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
+        """Run the net; in fp32 also with ncnn's plain kernels, and judge the tail or the next token behind it."""
         tail = self.tail if mode == "fp32" else None
         tokens = self._decoder.tokens if self._decoder and tail is None else None
         comparison = self._comparison(run, mode, tail, tokens)
@@ -251,45 +246,52 @@ class _ModelJudge:
         if is_excused and is_wrong(outputs):
             outputs = self._excused_rows(outputs, comparison, run, mode)
         error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
-        if self._worst is None or error > self._worst[0]:
-            self._worst = error, comparison, way
         if mode == "fp32":
-            is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
-            needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in outputs)
-            if self._has_plain and not is_wrong(outputs) and (is_undecided or needs_plain):
-                _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
-                by_kernels = {row.name: row for row in outputs if row.rule == "kernels"} if not is_wrong(plain) else {}
-                pairs = ((by_kernels.get(row.name, row), row) for row in plain)
-                outputs = [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
-            outputs = comparison.with_scores(way, outputs)
+            outputs = comparison.with_scores(way, self._with_plain(outputs, comparison))
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
         if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
             where = f"at {run}" if str(run) else "on these inputs"
             raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
-        if is_wrong(outputs):
-            self._worst = math.inf, comparison, way
+        error = math.inf if is_wrong(outputs) else error
+        if self._worst is None or error > self._worst[0] or error == math.inf:
+            self._worst = error, comparison, way
         # Without right values at the cut, or right scores, the further rows were not judged.
         further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
         reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
-        missing = set(further) - {row.name for row in outputs}
-        rows = (OutputReport(name, None, "unproven") for name in further if name in missing)
-        return [*outputs, *(unproven(row, reason) for row in rows)]
+        left_out = [name for name in further if name not in {row.name for row in outputs}]
+        return [*outputs, *(OutputReport(name, None, "unproven", reason, rule="unproven") for name in left_out)]
+
+    def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
+        """Return the reports with ncnn's plain kernels, if outputs need these: they have rounding errors only."""
+        needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in rows)
+        is_undecided = any(row.message for row in rows if self.tail and row.name in self.tail.names)
+        if not self._has_plain or is_wrong(rows) or not (is_undecided or needs_plain):
+            return rows
+        _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+        by_kernels = {row.name: row for row in rows if row.rule == "kernels"} if not is_wrong(plain) else {}
+        pairs = ((by_kernels.get(row.name, row), row) for row in plain)
+        return [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
 
     def _excused_rows(
         self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
     ) -> Sequence[OutputReport]:
         """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
-        excused = {row.name: row for row in _right_in_fp32(rows, self._in_fp32(comparison))}
-        for name, row in excused.items():
+        excused = self._right_in_fp32(rows, comparison)
+        for row in rows:
             error = math.inf if row.status == "nan" else row.max_rel or 0.0
-            if error > self._excused[0]:
-                self._excused = error, f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}"
+            if row.name in excused and error > self._excused[0]:
+                self._excused = error, f"in {mode} '{row.name}' is worse on unusual inputs ({run}): {row.message}"
         return [unproven(row, row.message) if row.name in excused else row for row in rows]
 
-    def _in_fp32(self, comparison: OutputComparison) -> OutputComparison:
+    def _right_in_fp32(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> set[str]:
+        """Return the names of wrong outputs that are right in fp32 on the same inputs."""
+        wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
+        if not wrong:
+            return wrong
         runner = self._load("fp32", exact=self.options.exact)
-        return replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
+        in_fp32 = replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
+        return wrong & {row.name for row in in_fp32.best()[1] if row.status == "ok"}
 
     def _limit(self, mode: str) -> Tolerance | None:
         """Return the tolerance of a mode of 16 bits, or the user's; None for the model's own in fp32."""
@@ -310,9 +312,10 @@ class _ModelJudge:
             run.feeds,
             {name: array for name, array in run.reference.items() if name not in self._not_compared},
             self.manifest,
+            self.net,
             self.rounding,
             limit=limit,
-            least=self._least,
+            least=self.net.least_rounding(vulkan=self._worker.target.vulkan),
             step=self._step if mode == "fp32" else 0.0,
             judge_tail=judge_tail,
         )
@@ -327,21 +330,14 @@ class _ModelJudge:
             self.notes.append(self._excused[1])
         if self._worst is None or mode == "fp32" or not is_wrong(rows):
             return rows
-        by_mode = _right_in_fp32(rows, self._in_fp32(self._worst[1]))
+        by_mode = self._right_in_fp32(rows, self._worst[1])
         text = f"; the net is right in fp32, so the cause is {mode}"
-        return [replace(row, message=row.message + text) if row in by_mode else row for row in rows]
+        return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
     """Return the model's outputs to compute: without caches, and only up to the cut; none means all."""
     return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
-
-
-def _right_in_fp32(rows: Sequence[OutputReport], in_fp32: OutputComparison) -> list[OutputReport]:
-    """Return the wrong outputs that are right in fp32 on the same inputs."""
-    wrong = [row for row in rows if row.status in ("mismatch", "nan")]
-    right = {row.name for row in in_fp32.best()[1] if row.status == "ok"} if wrong else set()
-    return [row for row in wrong if row.name in right]
 
 
 def net_feeds(
@@ -357,23 +353,21 @@ def net_feeds(
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
-        step = quantised_step(loaded, weights_encoding(param, bin), is_int8=holds_integers(param, bin))
-        limit = options.allowed(DEFAULT) if options.is_user_tolerance else None
-        way, outputs = OutputComparison(runner, feeds, reference, manifest, rounding, limit, step=step).best()
+        net, limit = NetFacts.of(param, bin), options.allowed(DEFAULT) if options.is_user_tolerance else None
+        step = quantised_step(loaded, net)
+        way, outputs = OutputComparison(runner, feeds, reference, manifest, net, rounding, limit, step=step).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already; masks cannot change that")
     return model_feeds(way, feeds)
 
 
-def _notes(
-    judge: _ModelJudge, rows: Sequence[OutputReport], net: tuple[Path, Path], *, is_vulkan: bool
-) -> Iterator[str]:
+def _notes(judge: _ModelJudge, rows: Sequence[OutputReport], *, is_vulkan: bool) -> Iterator[str]:
     """Yield notes on the verification of a net."""
     options, model, runs = judge.options, judge.model, judge.done
     is_drawn = options.feeds is None
     yield from model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
-    if is_drawn and is_wrong(rows) and weights_encoding(*net) is Encoding.INT8:
+    if is_drawn and is_wrong(rows) and judge.net.weights is Encoding.INT8:
         yield "the scales of int8 layers come from calibration data: verify with such data, by --inputs"
-    if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and has_inexact_gelu(*net):
+    if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and judge.net.has_inexact_gelu:
         yield "GELU on Vulkan is off by up to 5e-4 (docs/devices.md): with 31=16 in its line it is exact"
     yield from judge.notes
     if is_drawn and options.wanted is None and (small := small_runs(model, judge.manifest, runs)):

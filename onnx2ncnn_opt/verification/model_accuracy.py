@@ -8,8 +8,10 @@ The model in float64 gives the size of ONNX Runtime's own errors. The model with
 weights in 16 bits.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -32,18 +34,12 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
-from onnx2ncnn_opt.verdict.errors import (
-    DEFAULT,
-    INFINITE,
-    Tolerance,
-    compare,
-    parts,
-    with_rounding,
-)
+from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, Tolerance, compare, parts, with_rounding
 from onnx2ncnn_opt.verdict.float64_model import InDouble
 from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
+from onnx2ncnn_opt.verification.net_facts import NetFacts
 
 _SAFETY = 2.0
 _TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as float32
@@ -52,14 +48,14 @@ _MANY_WEIGHTS = 2**25
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 # ONNX defines what these make of NaN, so models use them as guards.
 _NAN_RULES = frozenset(("Gather", "GatherElements", "GatherND", "IsNaN", "Shape", "Size", "Slice", "Split", "Where"))
-_NO_SLICES = Tolerance(slices=False)
+_ANY = Tolerance(slices=False)  # for errors only
 # The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
 # steps add to the loss: one-sided numbers lose up to one of the 8 bits, 6 dB.
 LOSS = 1.0
 
 
-def quantised_step(model: LoadedModel, weights: Encoding | None, *, is_int8: bool) -> float:
-    """Return the error that the model's own quantisation explains in a net with such weights; 0 without quantisation.
+def quantised_step(model: LoadedModel, net: NetFacts) -> float:
+    """Return the error that the model's own quantisation explains in a net; 0 without quantisation.
 
     It is a step of the coarsest quantisation, because the last bit of a sum decides whether a number halfway between
     two steps is rounded up or down. Nets without quantisation at run time, or with weights of 16 bits, have other steps
@@ -68,8 +64,8 @@ def quantised_step(model: LoadedModel, weights: Encoding | None, *, is_int8: boo
     if not (bits := _quantised_bits(model)):
         return 0.0
     is_at_run_time = any(node.op_type.startswith("DynamicQuantize") for node in model.graph)
-    if is_int8 or weights is not None or is_at_run_time:
-        return (2.0 if is_int8 else 1.0) * tolerance_within(model).relative
+    if net.has_integers or net.weights is not None or is_at_run_time:
+        return (2.0 if net.has_integers else 1.0) * tolerance_within(model).relative
     return max(DEFAULT.relative, *(1.0 / (2.0**count - 1.0) for count in bits))
 
 
@@ -99,9 +95,6 @@ class Rounding:
 
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
-        self._runner: OrtRunner | None = None
-        self._double: OrtRunner | None = None
-        self._is_large = False  # the float64 model frees its memory between runs
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # the error of `exact`, if any
         self.unmoved = ""  # the error of `spread`, if any
@@ -110,12 +103,10 @@ class Rounding:
         """Return the outputs in float64; if that fails, return none, and set `problem`."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
-                if self._double is None:
-                    double = InDouble(self._model, tuple(self._outputs))
-                    self._double, self._is_large = self._rewritten(double.data), double.weights > _MANY_WEIGHTS
-                outputs = self._double.run_any(feeds)
-                if self._is_large:
-                    self._double.close()
+                runner, is_large = self._double
+                outputs = runner.run_any(feeds)
+                if is_large:
+                    runner.close()  # to free its memory until the next run
             except (RunError, EncodeError, InferenceError) as error:
                 outputs, self.problem = {}, str(error)
             self._exact = feeds, outputs
@@ -150,6 +141,22 @@ class Rounding:
             return None
 
     @cached_property
+    def _double(self) -> tuple[OrtRunner, bool]:
+        """The model in float64, and whether it has many weights."""
+        double = InDouble(self._model, tuple(self._outputs))
+        return self._rewritten(double.data), double.weights > _MANY_WEIGHTS
+
+    @cached_property
+    def _perturbed(self) -> OrtRunner:
+        """The model with rounding errors."""
+        return self._rewritten(with_errors(self._model, self._outputs))
+
+    @cached_property
+    def runner(self) -> OrtRunner:
+        """The model itself; RunError if ONNX Runtime refuses it."""
+        return OrtRunner(self._model, outputs=self._outputs, values=self._values, threads=None)
+
+    @cached_property
     def scores(self) -> Mapping[str, Collection[str]]:
         """The floats that decide each integer output, see `scores`; empty if ONNX cannot infer the types."""
         try:
@@ -158,18 +165,9 @@ class Rounding:
             return {}
 
     @cached_property
-    def on_scores(self) -> OrtRunner:
-        """The model cut at the scores of integer outputs; RunError if ONNX Runtime refuses it."""
-        return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
-
-    @cached_property
-    def of_scores(self) -> "Rounding":
-        """The rounding errors of `on_scores`."""
-        return Rounding(self._model, self._scores, self._values)
-
-    @property
-    def _scores(self) -> Sequence[str]:
-        return sorted(set().union(*self.scores.values()))
+    def of_scores(self) -> Rounding:
+        """The rounding errors of the model cut at the scores of integer outputs."""
+        return Rounding(self._model, sorted(set().union(*self.scores.values())), self._values)
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -182,7 +180,8 @@ class Rounding:
                     results = runner.run_any(feeds)
         except (RunError, EncodeError):
             return {}
-        return {name: _relative(array, reference[name]) for name, array in results.items()}
+        shaped = {name: array for name, array in results.items() if array.shape == reference[name].shape}
+        return {name: compare(array, reference[name], _ANY).max_rel or 0.0 for name, array in shaped.items()}
 
     def hidden_nan(self, feeds: Mapping[str, Array]) -> str:
         """Return the first node that makes NaN, if a later one, such as ArgMax, makes numbers of it; else ""."""
@@ -203,15 +202,14 @@ class Rounding:
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
     @cached_property
-    def _op_types(self) -> frozenset[str]:
-        """The types of the model's operators."""
-        return frozenset(node.op_type for node in read_model(self._model).graph)
+    def _has_integers(self) -> bool:
+        """True if the model has operators such as QLinearConv and DynamicQuantizeMatMul."""
+        return any(_INTEGER_OPS.search(node.op_type) for node in read_model(self._model).graph)
 
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
         """Load a rewritten model; its external weights are in `folder`, or in the model's own."""
         options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _TIMEOUT, "once": True}
-        plain = not any(map(_INTEGER_OPS.search, self._op_types))  # such as QLinearConv and DynamicQuantizeMatMul
-        return OrtRunner(model, folder=folder or self._folder, plain=plain, **options)
+        return OrtRunner(model, folder=folder or self._folder, plain=not self._has_integers, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Return the effect of errors on each element of the reference; infinite if it becomes infinite or NaN.
@@ -220,40 +218,28 @@ class Rounding:
         decide: integers that change, and floats that move by more than `MOST_ROUNDING` of the largest element. If ONNX
         Runtime refuses the model with errors, the effect is 0, and `unmoved` gives the reason.
         """
-        distances = {name: _Distances(array) for name, array in reference.items()}
+        largest = {name: np.zeros(array.shape) for name, array in reference.items()}
         try:
-            if self._runner is None:
-                self._runner = self._rewritten(with_errors(self._model, self._outputs))
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             for own, shared in counted(ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {OWN: np.array(own, np.float32), SHARED: np.array(shared, np.float32)}
-                for name, array in self._runner.run_any({**(unsigned if own else feeds), **errors}).items():
-                    distances[name].add(_distance(array, reference[name]))
+                for name, array in self._perturbed.run_any({**(unsigned if own else feeds), **errors}).items():
+                    largest[name] = np.maximum(largest[name], _distance(array, reference[name]))
         except (RunError, EncodeError, InferenceError) as error:
             self.unmoved = str(error)
-            distances = {name: _Distances(array) for name, array in reference.items()}
+            largest = {name: np.zeros(array.shape) for name, array in reference.items()}
         for name, array in self.exact(feeds).items():
             distance = _distance(array, reference[name])
-            distances[name].add(np.where(np.isfinite(distance), distance, 0.0))
-        return {name: output.spread for name, output in distances.items()}
+            largest[name] = np.maximum(largest[name], np.where(np.isfinite(distance), distance, 0.0))
+        decisive = {name: MOST_ROUNDING * _largest_finite(array) for name, array in reference.items()}
+        return {name: np.where(moved > decisive[name], np.inf, _SAFETY * moved) for name, moved in largest.items()}
 
 
-class _Distances:
-    """The largest distances of an output's elements from the reference, over several runs."""
-
-    def __init__(self, reference: Array) -> None:
-        finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
-        self._scale = float(finite.max(initial=0.0))
-        self._largest = np.zeros(reference.shape)
-
-    def add(self, distance: Array) -> None:
-        """Add a run."""
-        self._largest = np.maximum(self._largest, distance)
-
-    @property
-    def spread(self) -> Array:
-        """The allowed error of each element."""
-        return np.where(self._largest > MOST_ROUNDING * self._scale, np.inf, _SAFETY * self._largest)
+def _largest_finite(array: Array) -> float:
+    """Return the largest finite number of an array of floats; 0 for other arrays."""
+    if array.dtype.kind != "f":
+        return 0.0
+    return float(np.abs(array).max(initial=0.0, where=np.abs(array) < INFINITE))
 
 
 def _distance(a: Array, b: Array) -> Array:
@@ -268,8 +254,3 @@ def _distance(a: Array, b: Array) -> Array:
         difference = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0))
         distance[part] = np.where(same, 0.0, np.where(finite, difference, np.inf))
     return distance
-
-
-def _relative(a: Array, b: Array) -> float:
-    """Return the largest distance of finite numbers, relative to the largest of `b`."""
-    return (compare(a, b, _NO_SLICES).max_rel or 0.0) if a.shape == b.shape else 0.0

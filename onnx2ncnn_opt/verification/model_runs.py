@@ -1,7 +1,7 @@
 """Inputs of a model and ONNX Runtime's results: the user's inputs, or drawn ones at sizes that the model accepts."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -134,95 +134,160 @@ def first_sizes(
     if not dynamic_sizes(loaded):
         return {}
     runner = OrtRunner(model, outputs=outputs or loaded.cut, values=loaded.values, threads=None)
-    return _settings(loaded, runner, manifest, draw)[0].sizes
+    return DrawnRuns(loaded, runner, manifest).settings(draw)[0].sizes
 
 
-def wanted_runs(
-    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
-) -> Iterator[Run]:
-    """Yield a run for each wanted draw at each wanted set of sizes, or at the sizes of `drawn_runs`."""
-    names = list(dynamic_sizes(model))
-    for sizes in wanted.sizes:
-        if set(sizes) != set(names):
-            raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
-    settings = wanted.sizes or [run.sizes for run in _settings(model, runner, manifest, Draw(seed, plain=True))]
-    for sizes, draw in product(settings, wanted.draws(seed)):
-        feeds = draw_inputs(model, sizes, draw=draw)
-        if small := too_small(manifest, feeds):
+@dataclass(frozen=True)
+class DrawnRuns:
+    """The runs of a model in ONNX Runtime on drawn inputs, at sizes that the model and the manifest's net accept."""
+
+    model: LoadedModel
+    runner: OrtRunner
+    manifest: Manifest | None
+
+    def run(self, sizes: Mapping[str, int], draw: Draw, swept: Mapping[str, int] | None = None) -> Run:
+        """Run the model on one draw; `swept` are indexes of tables, see `draw_inputs`."""
+        announce(f"ONNX Runtime runs the model, {draw}")
+        feeds = draw_inputs(self.model, sizes, draw=draw, swept=swept)
+        return Run(sizes, draw, feeds, self.runner.run(feeds))
+
+    def wanted(self, seed: int, wanted: Wanted) -> Iterator[Run]:
+        """Yield a run for each wanted draw at each wanted set of sizes, or at the sizes of `usual`."""
+        names = list(dynamic_sizes(self.model))
+        for sizes in wanted.sizes:
+            if set(sizes) != set(names):
+                known = ", ".join(names) or "none"
+                raise UsageError(f"the model's dynamic dimensions are {known}, not {', '.join(sizes)}")
+        settings = wanted.sizes or [run.sizes for run in self.settings(Draw(seed, plain=True))]
+        for sizes, draw in product(settings, wanted.draws(seed)):
+            run = self.run(sizes, draw)
+            if small := too_small(self.manifest, run.feeds):
+                raise UsageError(small)
+            yield run
+
+    def usual(self, seed: int, notes: list[str]) -> Iterator[Run]:
+        """Yield runs at two values of every dynamic size, or at one if ONNX Runtime accepts no second value.
+
+        A small model also runs in the other cases of the manifest; `notes` get those sizes that the net does not take.
+        If ONNX Runtime rejects independent sizes, one size becomes the sum of two others. Raise its error if it rejects
+        these too. Later inputs that it rejects are left out: for example detectors may fail without detections. So are
+        inputs with NaN alone in an output that had numbers before: for example a graph without edges has no softmax.
+        """
+        announce("ONNX Runtime runs the model")
+        settings = self.settings(draws.draws(seed, is_small=False)[0])
+        entries = draws.tables(self.model)
+        swept: Counter[str] = Counter()
+        proven: set[str] = set()
+
+        def count(run: Run) -> Run:
+            swept.update({name: run.feeds[name].size for name in entries})
+            proven.update(_with_numbers(run.reference))
+            return run
+
+        def drawn(sizes: Mapping[str, int], draw: Draw) -> Iterator[Run]:
+            try:
+                run = self.run(sizes, draw, swept)
+            except CrashError:
+                raise
+            except (RunError, UsageError):
+                return
+            if too_small(self.manifest, run.feeds):
+                notes.append(f"not tried: {Run(sizes, None, {}, {})}, which the model takes, and the net does not")
+            elif not any(np.isnan(run.reference[name]).all() for name in proven if run.reference[name].size):
+                yield run
+
+        yield count(settings[0])
+        initializers = [value.const_value for value in self.model.graph.initializers.values()]
+        weights = sum(tensor.size for tensor in initializers if tensor is not None)
+        numbers, layers = sum(array.size for array in settings[0].feeds.values()), len(self.model.graph)
+        is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
+        first, *further = draws.draws(seed, is_small=is_small, is_tiny=draws.is_tiny(weights, numbers, layers))
+        usual = [run.sizes for run in settings]
+        for sizes in (*usual[1:], *self._other_cases(usual)) if is_small else ():
+            yield from map(count, drawn(sizes, first))
+        for number, draw in enumerate(further):
+            yield from map(count, drawn(usual[(number + 1) % len(usual)], draw))
+        for draw in draws.sweeps(seed, entries, swept) if is_small else ():
+            yield from map(count, drawn(usual[0], draw))
+        for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_PER_RANGE)):
+            if len(proven) == len(settings[0].reference):
+                return
+            yield from (count(run) for run in drawn(usual[0], draw) if _with_numbers(run.reference) - proven)
+
+    def _other_cases(self, usual: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+        """Return sizes near the first, at which one of the manifest's `cases` is above 0, or not, as at no `usual`."""
+        tried, first = list(usual), usual[0]
+
+        def is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
+            size = parsed_size(text, sizes)
+            return isinstance(size, int) and (size > 0) == is_above
+
+        for text, is_above in product(self.manifest.cases if self.manifest else (), (False, True)):
+            if len(tried) < _MAX_CASES and not any(map(partial(is_case, text, is_above), tried)):
+                steps = product((name for name in first if name in text), range(_LONGEST), (-1, 1))
+                near = ({**first, name: first[name] + sign * step} for name, step, sign in steps)
+                positive = (sizes for sizes in near if min(sizes.values()) > 0)
+                tried += islice(filter(partial(is_case, text, is_above), positive), 1)
+        return [sizes for sizes in tried[len(usual) :] if self._cost(sizes) <= self._cost(first)]
+
+    def settings(self, draw: Draw) -> list[Run]:
+        """Return a run for each set of dynamic sizes that ONNX Runtime accepts, see `usual`."""
+        names = list(dynamic_sizes(self.model))
+        most = _MAX_SIZES if names and self.manifest is not None else 1
+        problem: RunError | None = None
+        small = ""
+        for total in draws.totals(names):
+            by_quality: list[list[Run]] = [[], [], []]
+            for sizes in self._choices(total):
+                has_run = problem is not None or any(by_quality)
+                try:
+                    largest = _LARGE_INPUT if has_run else draws.LARGEST_INPUT
+                    feeds = draw_inputs(self.model, sizes, draw=draw, most=largest)
+                    if below := too_small(self.manifest, feeds):
+                        small = below
+                        continue
+                    run = Run(sizes, draw, feeds, self.runner.run(feeds))
+                except CrashError:  # or a timeout: other sizes would not help
+                    raise
+                except UsageError:
+                    if not has_run:
+                        raise
+                    continue  # too large, and smaller ones were refused or prove nothing
+                except RunError as error:
+                    problem = problem or error
+                    if total is not None and not any(by_quality):
+                        break  # try the next sum
+                    continue
+                quality = _quality(run.reference)
+                by_quality[quality].append(run)
+                is_large = sum(array.size for array in feeds.values()) > _SMALL_INPUTS
+                if len(by_quality[_INFORMATIVE]) == most or (quality != _INFORMATIVE and is_large):
+                    break
+            if any(by_quality):
+                return [*by_quality[_INFORMATIVE], *by_quality[_UNINFORMATIVE]][:most] or by_quality[_EMPTY][:1]
+        if problem is None:
             raise UsageError(small)
-        announce(f"ONNX Runtime runs the model, {draw}")
-        yield Run(sizes, draw, feeds, runner.run(feeds))
+        hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
+        advice = f"; the inputs were random; --inputs gives others{hint}"
+        refused = RefusalError(f"{problem}{advice}")
+        refused.advice = advice
+        raise refused
 
+    def _choices(self, total: draws.Total | None) -> list[dict[str, int]]:
+        """Return values for all dynamic sizes, in the order to try them; costly ones follow the other usual ones."""
+        axes = _batch_axes(self.manifest)
+        dims = [(info.name, axis, str(dim)) for info in self.model.inputs for axis, dim in enumerate(info.shape)]
+        batches = {dim for name, axis, dim in dims if axis == axes.get(name)}
+        choices = [dynamic_sizes(self.model, lengths, batches, total) for lengths in draws.LENGTHS]
+        least = Counter(self.manifest.minimum if self.manifest else {})
+        above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
+        usual = sorted(above[: draws.USUAL], key=self._cost)
+        return [*usual, *above[draws.USUAL :]] if choices[0] else choices[:1]
 
-def drawn_runs(
-    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, notes: list[str]
-) -> Iterator[Run]:
-    """Yield runs at two values of every dynamic size, or at one if ONNX Runtime accepts no second value.
-
-    A small model also runs in the other cases of the manifest; `notes` get those sizes that the net does not take.
-    If ONNX Runtime rejects independent sizes, one size becomes the sum of two others. Raise its error if it rejects
-    these too. Later inputs that it rejects are left out: for example detectors may fail without detections. So are
-    inputs with NaN alone in an output that had numbers before: for example a graph without edges has no softmax.
-    """
-    announce("ONNX Runtime runs the model")
-    settings = _settings(model, runner, manifest, draws.draws(seed, is_small=False)[0])
-    entries = draws.tables(model)
-    swept: Counter[str] = Counter()
-    proven: set[str] = set()
-
-    def count(run: Run) -> Run:
-        swept.update({name: run.feeds[name].size for name in entries})
-        proven.update(_with_numbers(run.reference))
-        return run
-
-    def drawn(sizes: Mapping[str, int], draw: Draw) -> Iterator[Run]:
-        announce(f"ONNX Runtime runs the model, {draw}")
-        try:
-            feeds = draw_inputs(model, sizes, draw=draw, swept=swept)
-            reference = runner.run(feeds)
-        except CrashError:
-            raise
-        except (RunError, UsageError):
-            return
-        if too_small(manifest, feeds):
-            notes.append(f"not tried: {Run(sizes, None, {}, {})}, which the model takes, and the net does not")
-        elif not any(np.isnan(reference[name]).all() for name in proven if reference[name].size):
-            yield Run(sizes, draw, feeds, reference)
-
-    yield count(settings[0])
-    initializers = [value.const_value for value in model.graph.initializers.values()]
-    weights = sum(tensor.size for tensor in initializers if tensor is not None)
-    numbers = sum(array.size for array in settings[0].feeds.values())
-    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
-    first, *further = draws.draws(seed, is_small=is_small, is_tiny=draws.is_tiny(weights, numbers, len(model.graph)))
-    usual = [run.sizes for run in settings]
-    for sizes in (*usual[1:], *_other_cases(manifest, usual)) if is_small else ():
-        yield from map(count, drawn(sizes, first))
-    for number, draw in enumerate(further):
-        yield from map(count, drawn(usual[(number + 1) % len(usual)], draw))
-    for draw in draws.sweeps(seed, entries, swept) if is_small else ():
-        yield from map(count, drawn(usual[0], draw))
-    for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_PER_RANGE)):
-        if len(proven) == len(settings[0].reference):
-            return
-        yield from (count(run) for run in drawn(usual[0], draw) if _with_numbers(run.reference) - proven)
-
-
-def _other_cases(manifest: Manifest | None, usual: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """Return sizes near the first ones, at which one of the manifest's `cases` is above 0, or not, as at no `usual`."""
-    tried, first = list(usual), usual[0]
-
-    def is_case(text: str, is_above: bool, sizes: Mapping[str, int]) -> bool:
-        size = parsed_size(text, sizes)
-        return isinstance(size, int) and (size > 0) == is_above
-
-    for text, is_above in product(manifest.cases if manifest else (), (False, True)):
-        if len(tried) < _MAX_CASES and not any(map(partial(is_case, text, is_above), tried)):
-            steps = product((name for name in first if name in text), range(_LONGEST), (-1, 1))
-            near = ({**first, name: first[name] + sign * step} for name, step, sign in steps)
-            positive = (sizes for sizes in near if min(sizes.values()) > 0)
-            tried += islice(filter(partial(is_case, text, is_above), positive), 1)
-    return [sizes for sizes in tried[len(usual) :] if _cost(manifest, sizes) <= _cost(manifest, first)]
+    def _cost(self, sizes: Mapping[str, int]) -> int:
+        """Return the multiply-adds of a run, if there are many."""
+        count = parsed_size(self.manifest.macs, sizes) if self.manifest else None
+        return max(count, _COSTLY) if isinstance(count, int) else _COSTLY
 
 
 def _quality(reference: Mapping[str, Array]) -> int:
@@ -241,69 +306,6 @@ def _quality(reference: Mapping[str, Array]) -> int:
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
     """Return the names of outputs with a finite number or without elements."""
     return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
-
-
-def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
-    """Return a run for each set of dynamic sizes that ONNX Runtime accepts, see `drawn_runs`."""
-    axes = _batch_axes(manifest)
-    batches = {str(dim) for info in model.inputs for axis, dim in enumerate(info.shape) if axis == axes.get(info.name)}
-    names = list(dynamic_sizes(model))
-    most = _MAX_SIZES if names and manifest is not None else 1
-    problem: RunError | None = None
-    small = ""
-    for total in draws.totals(names):
-        by_quality: list[list[Run]] = [[], [], []]
-        for sizes in _choices(model, manifest, batches, total):
-            has_run = problem is not None or any(by_quality)
-            try:
-                feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if has_run else draws.LARGEST_INPUT)
-            except UsageError:
-                if not has_run:
-                    raise
-                continue  # too large, and smaller ones were refused or prove nothing
-            if below := too_small(manifest, feeds):
-                small = below
-                continue
-            try:
-                reference = runner.run(feeds)
-            except CrashError:  # or a timeout: other sizes would not help
-                raise
-            except RunError as error:
-                problem = problem or error
-                if total is not None and not any(by_quality):
-                    break  # try the next sum
-                continue
-            run = Run(sizes, draw, feeds, reference)
-            quality = _quality(reference)
-            by_quality[quality].append(run)
-            is_large = sum(array.size for array in feeds.values()) > _SMALL_INPUTS
-            if len(by_quality[_INFORMATIVE]) == most or (quality != _INFORMATIVE and is_large):
-                break
-        if any(by_quality):
-            return [*by_quality[_INFORMATIVE], *by_quality[_UNINFORMATIVE]][:most] or by_quality[_EMPTY][:1]
-    if problem is None:
-        raise UsageError(small)
-    hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
-    advice = f"; the inputs were random; --inputs gives others{hint}"
-    refused = RefusalError(f"{problem}{advice}")
-    refused.advice = advice
-    raise refused
-
-
-def _choices(
-    model: LoadedModel, manifest: Manifest | None, batches: Collection[str], total: draws.Total | None
-) -> list[dict[str, int]]:
-    """Return values for all dynamic sizes, in the order to try them; costly ones follow the other usual ones."""
-    least, cost = Counter(manifest.minimum if manifest else {}), partial(_cost, manifest)
-    choices = [dynamic_sizes(model, lengths, batches, total) for lengths in draws.LENGTHS]
-    above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
-    return [*sorted(above[: draws.USUAL], key=cost), *above[draws.USUAL :]] if choices[0] else choices[:1]
-
-
-def _cost(manifest: Manifest | None, sizes: Mapping[str, int]) -> int:
-    """Return the multiply-adds of a run, if there are many."""
-    count = parsed_size(manifest.macs, sizes) if manifest else None
-    return max(count, _COSTLY) if isinstance(count, int) else _COSTLY
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:

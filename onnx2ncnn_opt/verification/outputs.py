@@ -16,9 +16,9 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verdict.blobs import in_axes_of
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance
-from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
+from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, Facts, judge
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
-from onnx2ncnn_opt.verification.net_facts import holds_integers, weights_encoding
+from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.report import failed, is_wrong, missing
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
@@ -32,6 +32,7 @@ class OutputComparison:
     feeds: Mapping[str, Array]
     reference: Mapping[str, Array]
     manifest: Manifest | None
+    net: NetFacts
     rounding: Rounding
     limit: Tolerance | None = None  # of 16 bits, or of the user
     least: float = LEAST_ROUNDING  # smaller errors need no run in float64
@@ -52,7 +53,7 @@ class OutputComparison:
     @cached_property
     def weight_errors(self) -> Mapping[str, float]:
         """The errors of the model's outputs if its weights are rounded like the net's."""
-        encoding = weights_encoding(self.runner.param, self.runner.bin)
+        encoding = self.net.weights
         return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
     def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
@@ -75,25 +76,14 @@ class OutputComparison:
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
-        arrays = model_feeds(way, self.feeds)
-        if self.manifest is not None:
-            slots = manifest_slots("output", list(self.reference), self.manifest.read)
-            results = self.runner.extract(arrays, [slot.fetch for slot in slots])
-            reports = [self.judge(slot, results[slot.blob]) for slot in slots]
-            if self.judge_tail is None or is_wrong(reports):
-                return reports
-            return reports + self.judge_tail(self._values(slots, results))
-        # An output of the model may be a blob inside the net. Inner blobs are extracted first, because ncnn frees them
-        # after their consumers.
-        inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
-        results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
-        extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
-        pairs = pair(list(self.reference), extracted, lambda name, blob: _alike(results[blob], self.reference[name]))
+        results = read_outputs(self.runner, way, self.feeds, self.reference, self.manifest, blobs)
         missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
         by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
-        for name, blob in pairs.items():
-            by_name[name] = self.judge(Slot(name, blob, 0), results[blob])
-        return list(by_name.values())
+        by_name |= {slot.name: self.judge(slot, result) for slot, result in results}
+        reports = list(by_name.values())
+        if self.judge_tail is None or is_wrong(reports):
+            return reports
+        return reports + self.judge_tail(self._values(results))
 
     def with_scores(self, way: Sequence[Slot], outputs: Sequence[OutputReport]) -> Sequence[OutputReport]:
         """Mark integer outputs as wrong if the floats that decide them are wrong, and the net has blobs for the floats.
@@ -106,7 +96,7 @@ class OutputComparison:
         if not scores.keys() & self.reference.keys():
             return outputs
         try:
-            values = self.rounding.on_scores.run_any(self.feeds)
+            values = self.rounding.of_scores.runner.run_any(self.feeds)
         except RunError:
             return outputs
         # Other converters number their blobs, so a name such as "12" is another value.
@@ -124,68 +114,75 @@ class OutputComparison:
             for names in [scores.get(row.name, set()) & wrong.keys()]
         ]
 
-    def _values(self, slots: Sequence[Slot], results: Mapping[str, Array | Failure]) -> dict[str, Array]:
+    def _values(self, results: Sequence[tuple[Slot, Array | Failure]]) -> dict[str, Array]:
         """Return right results in the model's types, with the model's NaN, which is not compared."""
         values = {}
-        for slot in slots:
-            result, reference = results[slot.blob], self.reference[slot.name]
-            array = None if isinstance(result, Failure) else slot.restored(result, reference.shape)
+        for slot, result in results:
+            reference, array = self.reference[slot.name], self._restored(slot, result)
             assert array is not None
             array = np.where(np.isnan(reference), reference, array)
             values[slot.name] = (np.rint(array) if reference.dtype.kind in "iu" else array).astype(reference.dtype)
         return values
 
+    def _restored(self, slot: Slot, result: Array | Failure) -> Array | None:
+        return in_shape_of(self.reference[slot.name], slot, result, is_exact=self.manifest is not None)
+
     def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
         """Return the report of one output."""
-        reference = self.reference[slot.name]
+        name, reference = slot.name, self.reference[slot.name]
         if isinstance(result, Failure):
-            return missing(slot.name, slot.blob, result)
-        if self.manifest is not None:
-            array = slot.restored(result, reference.shape)
-        else:
-            array = result.reshape(reference.shape) if _alike(result, reference) else None
+            return missing(name, slot.blob, result)
+        array = self._restored(slot, result)
         if array is None:
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
-            return OutputReport(slot.name, slot.blob, "shape", message)
-        # The manifest states the element type, so `compare` must not try another.
-        result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
-        facts = _Facts(self, slot.name)
-        case = Case(result, reference, facts, self.limit, is_strict=self.is_strict, is_plain=self.is_plain)
-        return judge(case).report(slot.name, slot.blob)
+            return OutputReport(name, slot.blob, "shape", message)
+        if self.manifest and reference.dtype.kind in "iub":
+            array = array.astype(np.float64)  # the manifest states the type, so `compare` must not try another
+        facts = Facts(
+            least=self.least,
+            step=self.step,
+            exact=lambda: self.rounding.exact(self.feeds).get(name),
+            spread=lambda: self.spread[name],
+            weights=lambda: self.weight_errors.get(name, 0.0),
+            floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),
+        )
+        case = Case(array, reference, facts, self.limit, is_strict=self.is_strict, is_plain=self.is_plain)
+        return judge(case).report(name, slot.blob)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """The facts about one output of a comparison, for `rules`."""
+def read_outputs(
+    runner: NcnnRunner,
+    way: Sequence[Slot],
+    feeds: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    manifest: Manifest | None,
+    blobs: Sequence[str],
+) -> list[tuple[Slot, Array | Failure]]:
+    """Feed a net in this way; return its blob for each output of the reference, as far as it has one.
 
-    comparison: OutputComparison
-    name: str
+    `blobs` are the net's outputs. Without a manifest an output of the model may also be a blob inside the net.
+    """
+    arrays = model_feeds(way, feeds)
+    if manifest is not None:
+        slots = manifest_slots("output", list(reference), manifest.read)
+        results = runner.extract(arrays, [slot.fetch for slot in slots])
+    else:
+        # Inner blobs are extracted first, because ncnn frees them after their consumers.
+        inner = [name for name in reference if name not in blobs] if len(blobs) < len(reference) else []
+        results = runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
+        extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+        pairs = pair(list(reference), extracted, lambda name, blob: _alike(results[blob], reference[name]))
+        slots = [Slot(name, blob, 0) for name, blob in pairs.items()]
+    return [(slot, results[slot.blob]) for slot in slots]
 
-    @property
-    def least(self) -> float:
-        return self.comparison.least
 
-    @property
-    def step(self) -> float:
-        return self.comparison.step
-
-    @property
-    def exact(self) -> Array | None:
-        return self.comparison.rounding.exact(self.comparison.feeds).get(self.name)
-
-    @property
-    def spread(self) -> Array:
-        return self.comparison.spread[self.name]
-
-    @property
-    def weights(self) -> float:
-        return self.comparison.weight_errors.get(self.name, 0.0)
-
-    @property
-    def floats(self) -> tuple[Array, float] | None:
-        this = self.comparison
-        is_int8 = holds_integers(this.runner.param, this.runner.bin)
-        return this.rounding.without_quantisation(self.name, this.feeds, is_int8=is_int8)
+def in_shape_of(reference: Array, slot: Slot, result: Array | Failure, *, is_exact: bool) -> Array | None:
+    """Return a result in the model's shape, None if it does not fit; unless `is_exact`, sizes of 1 do not count."""
+    if isinstance(result, Failure):
+        return None
+    if is_exact:
+        return slot.restored(result, reference.shape)
+    return result.reshape(reference.shape) if _alike(result, reference) else None
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:

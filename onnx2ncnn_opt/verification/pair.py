@@ -25,7 +25,8 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode, with_rounding
+from onnx2ncnn_opt.verdict.rules import within
 from onnx2ncnn_opt.verification.model_runs import Run
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import Judge, VerifyReport, failed, judge_modes, merged, missing
@@ -283,5 +284,4 @@ def _judge(
         return OutputReport(name, blob, "unproven", UNPROVEN_NET, rule="unproven")
     if result.tobytes() == reference.tobytes():  # also for integers in the bits of floats
         return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0, rule="equal", allowed=0.0)
-    report = compare(result, reference, tolerance).report(name, blob)
-    return replace(report, rule="limit", allowed=tolerance.relative)
+    return within(tolerance, result, reference).report(name, blob)

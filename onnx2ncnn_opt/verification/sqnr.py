@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.outputs import OutputReport
-from onnx2ncnn_opt.runtime.base import Array, Failure
+from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verification.model_accuracy import Rounding
-from onnx2ncnn_opt.verification.outputs import OutputComparison, input_slots
+from onnx2ncnn_opt.verification.outputs import in_shape_of, input_slots, read_outputs
 
 _CONFIDENCE = 20  # one of 20 bounds may be wrong
 _QUANTILE = 1.645  # standard errors; 95 % of normal errors are below
@@ -87,35 +84,19 @@ def decibels(noise: float) -> float:
     return -10 * math.log10(noise) if noise > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class _Outputs(OutputComparison):
-    """The outputs of a net in the model's shapes, without a judgement."""
-
-    arrays: dict[str, Array] = field(default_factory=dict)
-
-    def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
-        reference = self.reference[slot.name]
-        if not isinstance(result, Failure) and result.size == reference.size:
-            self.arrays[slot.name] = result.reshape(reference.shape)
-        return OutputReport(slot.name, slot.blob, "ok")
-
-
 def agreement(
-    runner: NcnnRunner,
-    runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]],
-    manifest: Manifest | None,
-    rounding: Rounding,
+    runner: NcnnRunner, runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]], manifest: Manifest | None
 ) -> Agreement:
     """Return the agreement of a net with its model; `runs` are inputs and outputs of the model.
 
     Without a manifest, all likely ways to feed the net are tried, and the best one counts.
     """
     runs = list(runs)
-    blobs, agreements = runner.output_names(), []
+    blobs, agreements, is_exact = runner.output_names(), [], manifest is not None
     for way in input_slots(manifest, runs[0][0], runner.input_names()):
         agreements.append(Agreement())
         for feeds, reference in runs:
-            outputs = _Outputs(runner, feeds, reference, manifest, rounding)
-            outputs.attempt(way, blobs)
-            agreements[-1].add(reference, outputs.arrays)
+            results = read_outputs(runner, way, feeds, reference, manifest, blobs)
+            outputs = {x.name: in_shape_of(reference[x.name], x, result, is_exact=is_exact) for x, result in results}
+            agreements[-1].add(reference, {name: array for name, array in outputs.items() if array is not None})
     return max(agreements, key=lambda agreement: agreement.decibels)

@@ -8,7 +8,7 @@ many, up to half of the rows may be, else 1 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from onnx2ncnn_opt.runtime.tail import TailRunner
 from onnx2ncnn_opt.tail.program import Port
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare
 from onnx2ncnn_opt.verdict.rows import undecided
+from onnx2ncnn_opt.verdict.rules import within
 
 # The tail alone differs from ONNX Runtime only in the last bits of exp and of sums.
 _TAIL_TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
@@ -34,66 +35,51 @@ _NOISES = 4  # sets of random errors as large as the net's
 _MARGIN = 2  # the net may change twice as many rows as these errors
 _LAST_BIT = 2.0**-23
 _LEVELS = 16  # of values with many ties
+Feeds = Mapping[str, Array]
 
 
 class TailJudge:
     """The tail of a net; `names` are the model's outputs that it computes."""
 
     def __init__(self, runner: TailRunner) -> None:
-        self._runner = runner
+        self._runner, self._program = runner, runner.program
         self.names = tuple(port.name for port in runner.program.outputs)
         self._ties: dict[str, str] | None = None
-        self._feeds: list[dict[str, Array]] = []  # for the C++ header
+        self._feeds: list[Feeds] = []  # for the C++ header
 
-    def judge(
-        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], values: Mapping[str, Array]
-    ) -> list[OutputReport]:
+    def judge(self, arrays: Feeds, reference: Feeds, values: Feeds) -> list[OutputReport]:
         """Return the reports of the tail's outputs for the net's `values` at the cut.
 
         `arrays` are the model's inputs, `reference` are ONNX Runtime's values for the cut and all outputs.
         """
         try:
-            alone, behind = self._runner.run(arrays, reference), self._runner.run(arrays, values)
-            ties = self._on_ties(arrays, reference)
+            feeds = self._runner.feeds(arrays, reference), self._runner.feeds(arrays, values)
+            alone, behind = map(self._program.run, feeds)
+            ties = self._on_ties(feeds[0])
         except Error as error:
             return [OutputReport(name, None, "refused", str(error)) for name in self.names]
-        return [self._report(name, alone[name], behind[name], ties, arrays, reference, values) for name in self.names]
+        reports = []
+        for name in self.names:
+            problem = ties.get(name, "")
+            if found := _difference(alone[name], reference[name]):  # the last bits of exp may decide rows
+                problem = found if self._is_wrong(name, feeds[0], alone[name], reference[name]) else problem
+            if problem:
+                text = f"the tail itself is wrong: {problem}{self._first_wrong(feeds[0])}"
+                reports.append(OutputReport(name, None, "mismatch", text, rule="limit"))
+            else:
+                moved = partial(self._count_moved, name, feeds[0], alone[name], feeds[1])
+                reports.append(_report_behind(name, behind[name], reference[name], moved))
+        return reports
 
-    def _report(
-        self,
-        name: str,
-        alone: Array,
-        behind: Array,
-        ties: Mapping[str, str],
-        arrays: Mapping[str, Array],
-        reference: Mapping[str, Array],
-        values: Mapping[str, Array],
-    ) -> OutputReport:
-        expected = reference[name]
-        problem = _difference(alone, expected)
-        if problem and alone.shape == expected.shape:  # the last bits of exp may decide rows
-            moved = self._count_moved(name, arrays, reference, alone, {})
-            problem = "" if undecided(alone, expected)[0] <= moved else problem
-        if problem := problem or ties.get(name, ""):
-            where = self._first_wrong(arrays, reference)
-            return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}{where}", rule="limit")
-        count, total = undecided(behind, expected)
-        if count:
-            moved = 0
-            if count > _MAX_UNDECIDED * total:
-                moved = self._count_moved(name, arrays, reference, alone, values)
-                if count > _MARGIN * moved:
-                    text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
-                    return OutputReport(name, None, "mismatch", text, rule="decided")
-            text = f"{count} of {total} rows are undecided: rounding errors of the net decide them"
-            is_proven = count <= _MOST_UNDECIDED * total
-            return OutputReport(name, None, *(("ok", text) if is_proven else ("unproven", text)), rule="decided")
-        rule, allowed = ("limit", DEFAULT.relative) if expected.dtype.kind == "f" else ("equal", 0.0)
-        return replace(compare(behind, expected, DEFAULT).report(name, None), rule=rule, allowed=allowed)
+    def _is_wrong(self, name: str, feeds: Feeds, alone: Array, expected: Array) -> bool:
+        """Return True if a tail that differs from the model moves more rows than the last bits of its values do."""
+        if alone.shape != expected.shape:
+            return True
+        return undecided(alone, expected)[0] > self._count_moved(name, feeds, alone, {})
 
-    def _first_wrong(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> str:
+    def _first_wrong(self, feeds: Feeds) -> str:
         """Return text with the first node whose outputs differ from ONNX Runtime's, or that there is none."""
-        program, feeds = self._runner.program, self._runner.feeds(arrays, reference)
+        program = self._program
         names = [name for node in program.nodes for name in node.outputs if name and not node.guards]
         ports = tuple(Port(name, program.types[name], ()) for name in names)
         with closing(OrtRunner(self._runner.data, outputs=names, threads=None, once=True)) as session:
@@ -102,14 +88,7 @@ class TailJudge:
         wrong = next((node for node, name in pairs if _difference(actual[name], expected[name])), None)
         return f"; the first wrong node is {wrong}" if wrong else "; its nodes are right, so it is the wrong tail"
 
-    def _count_moved(
-        self,
-        name: str,
-        arrays: Mapping[str, Array],
-        reference: Mapping[str, Array],
-        alone: Array,
-        values: Mapping[str, Array] | None,
-    ) -> int:
+    def _count_moved(self, name: str, feeds: Feeds, alone: Array, values: Feeds | None) -> int:
         """Return how many rows of `alone` move if the cut has random errors as large as those of `values`.
 
         `alone` is the tail's output for the reference; ONNX Runtime's output here would excuse every wrong tail. Cut
@@ -119,10 +98,10 @@ class TailJudge:
         moved = 0
         for seed in range(_NOISES):
             draw = np.random.default_rng(seed)
-            noisy = dict(reference)
+            noisy = dict(feeds)
             for cut in () if values is None else self._runner.tail.inputs:
-                array = reference[cut].astype(np.float64)
-                if reference[cut].dtype.kind != "f" or not array.size:
+                array = feeds[cut].astype(np.float64)
+                if feeds[cut].dtype.kind != "f" or not array.size:
                     continue
                 bound: Any = np.abs(array) * _LAST_BIT
                 if values and cut in values:
@@ -130,25 +109,24 @@ class TailJudge:
                     bound = error.max(initial=0.0, where=np.isfinite(error))
                 # The first set makes small numbers 0, because nets differ in their zeros too.
                 errors = draw.uniform(-1, 1, array.shape) * bound if seed else -np.clip(array, -bound, bound)
-                noisy[cut] = (array + errors).astype(reference[cut].dtype)
-            results = self._runner.program.run(self._runner.feeds(arrays, noisy), partial(_with_bit_errors, draw))
+                noisy[cut] = (array + errors).astype(feeds[cut].dtype)
+            results = self._program.run(noisy, partial(_with_bit_errors, draw))
             moved = max(moved, undecided(results[name], alone)[0])
         return moved
 
-    def _on_ties(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, str]:
+    def _on_ties(self, feeds: Feeds) -> Mapping[str, str]:
         """Return the error of each wrong output on values with many ties, computed once."""
         if self._ties is None:
-            coarse = {**reference, **{cut: _coarse(reference[cut]) for cut in self._runner.tail.inputs}}
-            actual = self._runner.run(arrays, coarse)
+            coarse = {**feeds, **{cut: _coarse(feeds[cut]) for cut in self._runner.tail.inputs}}
+            actual = self._program.run(coarse)
             with closing(OrtRunner(self._runner.data, threads=None, once=True)) as session:
-                expected = session.run_any(self._runner.feeds(arrays, coarse))
-            self._ties = {}
+                expected = session.run_any(coarse)
+            self._ties, self._feeds = {}, [feeds, coarse]
             for name in self.names:
                 text = _difference(actual[name], expected[name])
                 count = undecided(actual[name], expected[name])[0]
-                if text and count > self._count_moved(name, arrays, coarse, actual[name], None):
+                if text and count > self._count_moved(name, coarse, actual[name], None):
                     self._ties[name] = f"where numbers are equal, {text}"
-            self._feeds = [self._runner.feeds(arrays, values) for values in (reference, coarse)]
         return self._ties
 
     def in_cpp(self, compiled: CompiledTail | None) -> tuple[str, list[str]]:
@@ -160,7 +138,7 @@ class TailJudge:
                 raise OSError("there is no C++ compiler")
             compiled.finish()
             for feeds in self._feeds:
-                actual, expected = compiled.run(feeds), self._runner.program.run(feeds)
+                actual, expected = compiled.run(feeds), self._program.run(feeds)
                 for name in self.names:
                     if problem := _difference(actual[name], expected[name]):
                         return f"{name}: {problem}".replace("ONNX Runtime", "NumPy"), []
@@ -169,6 +147,18 @@ class TailJudge:
         except (OSError, TimeoutExpired) as error:
             return "", [f"the tail's C++ header did not run: {error}"]
         return "", [f"the tail's C++ header, compiled by {compiled.compiler}, gives the same numbers"]
+
+
+def _report_behind(name: str, behind: Array, expected: Array, moved: Callable[[], int]) -> OutputReport:
+    """Return the report of an output of a right tail behind the net; `moved` counts rows that such errors move."""
+    count, total = undecided(behind, expected)
+    if not count:
+        return within(DEFAULT, behind, expected).report(name, None)
+    if count > _MAX_UNDECIDED * total and count > _MARGIN * (rows := moved()):
+        text = f"{count} of {total} rows differ; errors as large as the net's move {rows}"
+        return OutputReport(name, None, "mismatch", text, rule="decided")
+    text = f"{count} of {total} rows are undecided: rounding errors of the net decide them"
+    return OutputReport(name, None, "ok" if count <= _MOST_UNDECIDED * total else "unproven", text, rule="decided")
 
 
 def _with_bit_errors(draw: np.random.Generator, array: Array, inputs: Array | None) -> Array:
@@ -205,5 +195,4 @@ def _difference(actual: Array, expected: Array) -> str:
     if actual.dtype.kind in "iub":
         wrong = int((actual != expected).sum())
         return f"{wrong} of {actual.size} integers differ" if wrong else ""
-    difference = compare(actual.astype(np.float32), expected, _TAIL_TOLERANCE)
-    return difference.special or difference.excess
+    return compare(actual.astype(np.float32), expected, _TAIL_TOLERANCE).problem

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.inputs.draws import Wanted
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verdict import rules
 from onnx2ncnn_opt.verdict.errors import Tolerance
-from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN, Case, judge
+from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN, Case, Facts, judge
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import parsed
 
@@ -69,18 +69,21 @@ def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.Mon
     assert status == "mismatch"
 
 
-class _Facts:
-    """Facts of a model whose runs are exact."""
-
-    least, step, weights, floats = 2.0**-15, 0.0, 0.0, None
-
-    def __init__(self, reference: Any, spread: Any = 0.0) -> None:
-        self.exact, self.spread = reference.astype(np.float64), np.broadcast_to(spread, reference.shape)
+def exact_facts(reference: Any, spread: Any = 0.0) -> Facts:
+    """Return facts of a model whose runs are exact."""
+    return Facts(
+        least=2.0**-15,
+        step=0.0,
+        exact=lambda: reference.astype(np.float64),
+        spread=lambda: np.broadcast_to(spread, reference.shape),
+        weights=lambda: 0.0,
+        floats=lambda: None,
+    )
 
 
 def verdict(actual: Any, reference: Any, **more: Any) -> tuple[str, bool]:
     net, model = (np.asarray(array, np.float32) for array in (actual, reference))
-    found = judge(Case(net, model, _Facts(model, more.pop("spread", 0.0)), **more))
+    found = judge(Case(net, model, exact_facts(model, more.pop("spread", 0.0)), **more))
     return found.rule, found.accepted
 
 
@@ -119,7 +122,7 @@ def test_half_of_an_output_has_to_be_compared() -> None:
 
 def test_overflows_are_resolved_only_by_right_numbers() -> None:
     """ONNX Runtime's log(sigmoid(-20)) is -infinity."""
-    facts = _Facts(np.array([-20, -0.1, 0], np.float32))
+    facts = exact_facts(np.array([-20, -0.1, 0], np.float32))
     reference = np.array([-np.inf, -0.1, 0], np.float32)
     for actual, is_right in ((-20, True), (-7, False), (-np.inf, True), (np.nan, True)):
         case = Case(np.array([actual, -0.1, 0], np.float32), reference, facts)

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import extract_all
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.model_runs import any_feeds
-from onnx2ncnn_opt.verification.net_facts import least_rounding
+from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.options import Verification
 from testing import handmade, present
 from testing.exports import save_refilled
@@ -182,7 +182,8 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     ],
 )
 def test_errors_that_a_gpu_may_have(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
-    assert least_rounding(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
+    net = handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer)
+    assert NetFacts.of(*net).least_rounding(vulkan=vulkan) == budget
 
 
 def test_a_gelu_on_vulkan_is_named_as_the_cause(tmp_path: Path, device: NcnnWorker) -> None:
