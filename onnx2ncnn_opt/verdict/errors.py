@@ -114,9 +114,8 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
     is_integer = reference.dtype.kind in "iub"
     numbers = _numbers(actual, reference) if is_integer else actual
     if spread is not None and is_integer:  # rounding cannot leave the type's range
-        low, high = (
-            (0, 1) if reference.dtype.kind == "b" else (np.iinfo(reference.dtype).min, np.iinfo(reference.dtype).max)
-        )
+        is_bool = reference.dtype.kind == "b"
+        low, high = (0, 1) if is_bool else (np.iinfo(reference.dtype).min, np.iinfo(reference.dtype).max)
         spread = np.where((numbers >= low) & (numbers <= high), spread, 0.0)
     sums = _ErrorSums(reference.shape, reference.dtype, tolerance)
     for part in parts(reference.shape):
@@ -144,11 +143,10 @@ class _ErrorSums:
         self.tolerance, self.total = tolerance, math.prod(shape)
         self.is_integer = dtype.kind in "iub"  # integers must be equal, whatever their size
         self.relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
-        self.any_finite, self.is_zero = False, True
+        self.any_finite = False
         self.error = self.counted = self.size = 0.0
         self.squares, self.product, self.noise = [0.0, 0.0], 0.0, 0.0
-        self.specials = {name: [0, 0] for name in _SPECIAL}
-        self.different: set[str] = set()
+        self.specials = {name: np.zeros(3, int) for name in _SPECIAL}  # in the array, in its reference, in one only
         # The largest error and the largest value of each slice along an axis.
         is_sliced = tolerance.slices and not self.is_integer
         axes = [axis for axis, count in enumerate(shape) if is_sliced and self.total >= SLICE * count]
@@ -159,10 +157,7 @@ class _ErrorSums:
         steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
         for name, is_special in _SPECIAL.items():
             in_actual, in_reference = is_special(a) & steady, is_special(b) & steady
-            self.specials[name][0] += int(in_actual.sum())
-            self.specials[name][1] += int(in_reference.sum())
-            if not np.array_equal(in_actual, in_reference):
-                self.different.add(name)
+            self.specials[name] += [x.sum() for x in (in_actual, in_reference, in_actual != in_reference)]
         finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
         if not finite.any():
             return
@@ -178,7 +173,6 @@ class _ErrorSums:
         self.squares[1] += float(np.square(b).sum())
         self.product += float((a * b).sum())
         self.noise += float(np.square(error).sum())
-        self.is_zero = self.is_zero and not a.any() and not b.any()
         for axis, (errors, sizes) in self.slices.items():
             others = tuple(i for i in range(a.ndim) if i != axis)
             slices = part[axis]
@@ -187,8 +181,8 @@ class _ErrorSums:
 
     def difference(self) -> Difference:
         special = ""
-        if name := next((name for name in _SPECIAL if name in self.different), None):
-            in_actual, in_reference = self.specials[name]
+        if name := next((name for name, counts in self.specials.items() if counts[2]), None):
+            in_actual, in_reference, _ = self.specials[name]
             special = f"{name} in {in_actual} of {self.total} elements, in the reference in {in_reference}"
         if not self.any_finite:
             return Difference(None, None, None, special)
@@ -217,7 +211,7 @@ class _ErrorSums:
     def cosine(self) -> float:
         """The cosine between the arrays; 1 for two zero arrays, 0 for a zero array and another."""
         norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
-        return float(np.clip(self.product / norms, -1.0, 1.0)) if norms else float(self.is_zero)
+        return float(np.clip(self.product / norms, -1.0, 1.0)) if norms else float(self.squares == [0.0, 0.0])
 
 
 def _numbers(actual: Array, reference: Array) -> Array:

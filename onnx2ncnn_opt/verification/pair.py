@@ -132,13 +132,11 @@ class _NetJudge(Judge):
         self.drawn = list(pair.draws(verification.seed))
         after = after_boxes(pair.graph)
         inputs = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
-        origins = {blob: inputs[blob] for blob in before_boxes(pair.graph) if blob in inputs}
-        # Names in the original file by names in the graph.
-        self._detector_inputs = {blob.name: name for blob, name in origins.items()}
+        # Names in the original file by names in the graph: of the inputs of detection layers, and of outputs.
+        self._detector_inputs = {blob.name: inputs[blob] for blob in before_boxes(pair.graph) if blob in inputs}
         self.boxes = {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after}
-        origins |= {blob: pair.names[blob.name] for blob in pair.outputs if blob not in after}
-        self._compared = [*origins, *pair.outputs]
-        self._graph_names = {name: blob.name for blob, name in origins.items()}
+        others = {blob.name: pair.names[blob.name] for blob in pair.outputs if blob not in after}
+        self._compared = self._detector_inputs | others
         self._exact, self._usual = True, FOLDING
         try:
             self.all_runs = self._original_runs()
@@ -162,18 +160,18 @@ class _NetJudge(Judge):
         worker, timeout = worker or self._worker, self.options.timeout
         return NcnnRunner(files.param, files.bin, worker=worker, exact=exact, mode=mode, timeout=timeout, threads=None)
 
-    def _original_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return inputs by their names in the original."""
-        return {self.pair.names[name]: array for name, array in feeds.items()}
+    def _original_feeds(self, run: Run) -> dict[str, Array]:
+        """Return a run's inputs by their names in the original."""
+        return {self.pair.names[name]: array for name, array in run.feeds.items()}
 
     def _original_runs(self) -> list[Run]:
         net = self._load(self.pair.source, exact=self._exact)
         runs = []
         for draw, arrays in counted(self.drawn, "ncnn runs the net as it was", "runs"):
-            feeds = {blob.name: array for blob, array in arrays.items()}
-            original = self._original_feeds(feeds)
-            results = run_reference(net, original, list(self._graph_names), one_by_one=self.pair.is_cut)
-            runs.append(Run({}, draw, feeds, {self._graph_names[name]: array for name, array in results.items()}))
+            run = Run({}, draw, {blob.name: array for blob, array in arrays.items()}, {})
+            names = list(dict.fromkeys(self._compared.values()))
+            results = run_reference(net, self._original_feeds(run), names, one_by_one=self.pair.is_cut)
+            runs.append(replace(run, reference={name: results[origin] for name, origin in self._compared.items()}))
         return runs
 
     def runs(self, mode: str) -> Iterable[Run]:
@@ -186,35 +184,26 @@ class _NetJudge(Judge):
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; if it is wrong in 16 bits, run the original in the same mode too."""
-        feeds = {self._names[name]: array for name, array in run.feeds.items()}
-        names = {blob.name: self._names[blob.name] for blob in self._compared}
         tolerance = self.options.allowed(self._tolerance)
-        original_feeds = self._original_feeds(run.feeds)
-        reports = compare_outputs(self._runner, feeds, run.reference, names, tolerance)
+        feeds = {self._names[name]: array for name, array in run.feeds.items()}
+        reports = compare_outputs(self._runner, feeds, run.reference, self._names, tolerance)
         if self.boxes:
-            reports = self._with_boxes(reports, feeds, names, original_feeds, tolerance)
+            reports = self._with_boxes(reports, run, feeds, tolerance)
         if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
             return reports
-        original_names = {name: blob for blob, name in self._graph_names.items()}
         original = self._load(self.pair.source, exact=False, mode=mode)
-        before_reports = compare_outputs(original, original_feeds, run.reference, original_names, tolerance)
-        before = {report.name: report.message for report in before_reports}
+        before = compare_outputs(original, self._original_feeds(run), run.reference, self._compared, tolerance)
+        texts = {row.name: f" (before it was optimised: {row.message})" for row in before if row.message}
         return [
-            replace(report, message=f"{report.message} (before it was optimised: {before[report.name]})")
-            if report.status != "ok" and before.get(report.name)
-            else report
-            for report in reports
+            row if row.status == "ok" else replace(row, message=row.message + texts.get(row.name, ""))
+            for row in reports
         ]
 
     def _with_boxes(
-        self,
-        reports: Sequence[OutputReport],
-        feeds: Mapping[str, Array],
-        names: Mapping[str, str],
-        original_feeds: Mapping[str, Array],
-        tolerance: Tolerance,
+        self, reports: Sequence[OutputReport], run: Run, feeds: Mapping[str, Array], tolerance: Tolerance
     ) -> tuple[OutputReport, ...]:
-        """Return the reports of all outputs; `feeds` and `names` belong to the new net."""
+        """Return the reports of all outputs; `feeds` are those of the new net."""
+        names = self._names
         inputs = [report for report in reports if report.name in self._detector_inputs]
         wrong = [replace(r, message=f"'{r.name}', which decides the boxes: {r.message}") for r in inputs if r.message]
         if wrong:
@@ -224,7 +213,7 @@ class _NetJudge(Judge):
             blobs = {origin: results[names[name]] for name, origin in self._detector_inputs.items()}
             arrays = {origin: array for origin, array in blobs.items() if not isinstance(array, Failure)}
             original = self._load(self.pair.source, exact=self._exact, worker=self._second)
-            before = original.extract({**original_feeds, **arrays}, list(self.boxes.values()))
+            before = original.extract({**self._original_feeds(run), **arrays}, list(self.boxes.values()))
             boxes = [
                 _judge(name, names[name], results[names[name]], before[origin], tolerance)
                 for name, origin in self.boxes.items()
