@@ -219,10 +219,10 @@ class Conversion(NetResult[Files]):
         return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
 
     def _time(self, files: Files, verification: Verification, seconds: float) -> Latency:
+        from onnx2ncnn_opt.runtime.latency import in_turns
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-        from onnx2ncnn_opt.verification.latency import in_turns
         from onnx2ncnn_opt.verification.model_runs import any_feeds
 
         model, manifest = reference(self.source), self.manifest()

@@ -167,9 +167,9 @@ class Optimized(NetResult[NetFiles]):
         return verify_pair(self.pair, verification, files=files, names=self.names, worker=worker)
 
     def _time(self, files: NetFiles, verification: Verification, seconds: float) -> Latency:
+        from onnx2ncnn_opt.runtime.latency import in_turns
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
         from onnx2ncnn_opt.runtime.targets import find_target
-        from onnx2ncnn_opt.verification.latency import in_turns
 
         if self._is_cut:
             raise UsageError("only a whole net can be timed before and after")

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.api.optimized import Optimized
-from onnx2ncnn_opt.api.report_rows import bytes_of, layer_rows, memory_course, with_measurements
+from onnx2ncnn_opt.api.report_rows import LayerRun, bytes_of, layer_rows, memory_course, with_measurements
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.api.verify import verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
@@ -41,7 +41,7 @@ from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verdict.blobs import Match, Reference
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
-from onnx2ncnn_opt.verification.inner_values import LayerRun, extract_all, inner_blobs, likeliest_run, model_values
+from onnx2ncnn_opt.verification.inner_values import extract_all, inner_blobs, likeliest_run, model_values
 from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
 from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.options import Verification

@@ -1,7 +1,7 @@
 """The rows of a report: a net's layers with their costs, errors and times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from onnx2ncnn_opt.ir.correspondence import parameters
 from onnx2ncnn_opt.ir.cost import multiplications_of
@@ -9,10 +9,23 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.report.words import value_text
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import Times
 from onnx2ncnn_opt.verdict.blobs import Match
-from onnx2ncnn_opt.verification.inner_values import LayerRun
 
 _MAX_PARAMS = 300  # characters of a layer's parameters
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Verdicts on a net's blobs by mode and blob name, and seconds by blob name."""
+
+    feeds: Mapping[str, Feed]  # of the run
+    verdicts: Mapping[str, Mapping[str, Match]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    times: Times | None = None  # None if nothing was timed
+    checked: str = ""  # ncnn's device and modes
+    problem: str = ""  # the error that ended the run, if any
 
 
 def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:

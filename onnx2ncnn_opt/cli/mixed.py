@@ -51,16 +51,15 @@ def mixed(
 
     The files appear only after all steps have succeeded.
     """
-    from onnx2ncnn_opt.manifest import read_manifest
+    from onnx2ncnn_opt.api.verify import manifest_for
     from onnx2ncnn_opt.param.files import NetFiles, write_net
     from onnx2ncnn_opt.verification.mixed import mixed as mix
-    from onnx2ncnn_opt.verification.model_runs import manifest_beside
 
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)
     check_targets(files.paths, {"the model": model, "the net": param, "the net's weights": bin})
     require_runtimes(verification.on, "onnxruntime")
-    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
+    manifest, note = manifest_for(model, param, manifest_path)
     with output.working(f"finding masks for {param}"):
         result = mix(model, param, bin, manifest=manifest, verification=verification)
     write_net(result.graph, files.param, files.bin)

@@ -40,10 +40,10 @@ from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import METHODS, Observed, add_sums, observe
 from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.sqnr import Agreement, decibels
 
 WEIGHTS = ("int8", "block8")

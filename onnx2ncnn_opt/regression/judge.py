@@ -14,6 +14,7 @@ import numpy as np
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.diff import diff_graphs
+from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.manifest import Entry, file_hash, tail_path
@@ -36,7 +37,7 @@ from onnx2ncnn_opt.verdict.errors import compare, in_mode
 from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.model import net_feeds, verify_net
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, tolerance_within
-from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted, manifest_beside
+from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.sqnr import agreement
 from onnx2ncnn_opt.version import __version__

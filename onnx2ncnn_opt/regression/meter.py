@@ -7,9 +7,9 @@ from pathlib import Path
 
 from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.runtime.base import Feed, Fetch, Step
+from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target
-from onnx2ncnn_opt.verification.latency import in_turns
 
 ATTEMPTS = 3  # to measure latency or memory below the limit: the machine may be busy
 _SECONDS = 1.0  # of each measurement

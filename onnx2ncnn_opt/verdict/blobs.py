@@ -1,6 +1,6 @@
 """The verdict on a net's blobs: the model's values with their numbers, in any order of axes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Literal
@@ -99,11 +99,9 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
     The order is the first within the tolerance (see `in_order`), or the value's own if there is none.
     """
-    flat, order = result.reshape(-1), natural(value)
+    flat, (order, *others) = result.reshape(-1), _orders(value)
     plain = compare(flat, value.reshape(-1), tolerance)
-    if plain.ok or not same_range(flat, value, tolerance):
-        return plain, order
-    for axes in _others(order):
+    for axes in others if not plain.ok and same_range(flat, value, tolerance) else ():
         if (difference := compare(flat, in_order(value, axes), tolerance)).ok:
             return difference, axes
     return plain, order
@@ -111,14 +109,13 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
 def nearest(result: Array, value: Array) -> tuple[int, ...]:
     """Return the order of a value's axes with the smallest difference from a blob of the same size."""
-    order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
         with np.errstate(invalid="ignore"):  # the difference of two infinities
             difference = np.abs(result.reshape(-1).astype(np.float64) - in_order(value, axes).astype(np.float64))
         return float(np.nan_to_num(difference, nan=0.0, posinf=0.0).sum())
 
-    return min((order, *_others(order)), key=distance)
+    return min(_orders(value), key=distance)
 
 
 def in_axes_of(value: Array, result: Array) -> Array:
@@ -138,7 +135,7 @@ def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
     return all(x == y or abs(x - y) <= allowed for x, y in zip(*ends, strict=True))
 
 
-def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all other orders of axes; none if there are more than `_MAX_AXES`."""
-    if 1 < len(order) <= _MAX_AXES:
-        yield from (axes for axes in permutations(order) if axes != order)
+def _orders(value: Array) -> list[tuple[int, ...]]:
+    """Return the natural order of a value's axes, and all others unless there are more than `_MAX_AXES`."""
+    order = natural(value)
+    return list(permutations(order)) if len(order) <= _MAX_AXES else [order]

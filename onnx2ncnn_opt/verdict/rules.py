@@ -67,16 +67,20 @@ def within(tolerance: Tolerance, actual: Array, reference: Array) -> Verdict:
 class Case:
     """An output of a net, its reference, and the facts that rules may ask for.
 
-    `limit` is the tolerance of a mode of 16 bits, or the user's; None for float32. An `is_strict` limit leaves no room
-    for rounding. `is_plain` says that ncnn's plain kernels computed the output.
+    `limit` is the tolerance of a mode of 16 bits, or the user's; None for float32. `is_plain` says that ncnn's plain
+    kernels, which make rounding errors only, computed the output.
     """
 
     actual: Array
     reference: Array
     facts: Facts
     limit: Tolerance | None = None
-    is_strict: bool = False
     is_plain: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        """True if the limit leaves no room for rounding."""
+        return self.limit is not None and self.limit.relative < DEFAULT.relative
 
     @property
     def is_integer(self) -> bool:

@@ -1,8 +1,8 @@
-"""The values inside a model and the blobs inside a net, and the time of each blob."""
+"""The values inside a model and the blobs inside a net."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verdict.blobs import Match
 
@@ -39,18 +39,6 @@ def model_values(
 
     names = dict.fromkeys(value.name for node in graph for value in node.outputs if value.name)
     return {**feeds, **computed(list(names))}
-
-
-@dataclass(frozen=True)
-class LayerRun:
-    """Verdicts on a net's blobs by mode and blob name, and seconds by blob name."""
-
-    feeds: Feeds  # of the run
-    verdicts: Mapping[str, Mapping[str, Match]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    times: Times | None = None  # None if nothing was timed
-    checked: str = ""  # ncnn's device and modes
-    problem: str = ""  # the error that ended the run, if any
 
 
 def inner_blobs(graph: Graph) -> list[str]:

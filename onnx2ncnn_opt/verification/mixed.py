@@ -110,18 +110,20 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
 
     Raises VerificationError if no masks are enough.
     """
+
+    def features() -> Masks:
+        return {layer: mask.features for layer, mask in masks.items()}
+
     before, masks = judge.error(), prove_masks(judge.graph)
     alone: dict[Layer, float] = {}
-    with judge.added({layer: mask.features for layer, mask in masks.items()}):
-        after = judge.error()
+    after = judge.error(features())
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
         masks = needed | {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
-        with judge.added({layer: mask.features for layer, mask in masks.items()}):
+        with judge.added(features()):
             forms = MaskForms([judge])
             plan = forms.choose([Limit(budget)], EFFORTS["thorough"][1])
-            after = plan.error
-        found = dict(forms.masks_of(plan))
+        after, found = plan.error, dict(forms.masks_of(plan))
         masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in found.items()}
         alone = {layer: forms.alone(layer) for layer in found}
     if not after <= budget:
@@ -130,12 +132,11 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
             f"no masks keep the net within {budget:.1e}: with all of them an output is {error}; "
             "compute it in fp32 on devices, or give a larger --budget"
         )
-    features = {layer: mask.features for layer, mask in masks.items()}
-    timed = judge.times(features) if isinstance(judge, DeviceJudge) else None
+    timed = judge.times(features()) if isinstance(judge, DeviceJudge) else None
     chosen = tuple(
         Chosen(mask, alone.get(layer, math.nan), judge.cost(layer) if timed else None) for layer, mask in masks.items()
     )
-    put_masks(judge.graph, features.items())
+    put_masks(judge.graph, features().items())
     return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)
 
 

@@ -15,11 +15,9 @@ from onnx2ncnn_opt.inputs import draws
 from onnx2ncnn_opt.inputs.draws import Draw, Wanted, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.inputs.given import Feeds, given_inputs
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
+from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.param.files import bin_beside, read_graph
-from onnx2ncnn_opt.param.param_bin import is_param_bin
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -50,31 +48,6 @@ class Run:
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
         return ", ".join(filter(None, (sizes, str(self.draw or ""), self.label)))
-
-
-def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
-    """Return the manifest NET.json of NET.param or NET.param.bin, and a note if the file exists but is not used.
-
-    A manifest must have the model's hash, and the net must have its blobs: another converter may have replaced the net,
-    or the model was exported again.
-    """
-    path = bin_beside(param).with_suffix(".json")
-    if path == param or not path.is_file() or not model.is_file():
-        return None, ""
-    try:
-        manifest = read_manifest(path)
-    except UsageError as error:
-        return None, f"not used: {error}"
-    if manifest.source.sha256 != file_hash(model):
-        return None, f"{path} is not used: it was written for another model"
-    data = param.read_bytes()
-    words = set(data.decode(errors="replace").split())  # no parser, because the net may be broken
-    if is_param_bin(data):
-        words = {blob.name for layer in read_graph(param) for blob in layer.outputs}
-    missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
-    if missing:
-        return None, f"{path} is not used: {param} has no blob '{missing[0]}'"
-    return manifest, ""
 
 
 def load_converted(

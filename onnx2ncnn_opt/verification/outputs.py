@@ -15,7 +15,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verdict.blobs import in_axes_of
-from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance
+from onnx2ncnn_opt.verdict.errors import Tolerance
 from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, Facts, judge
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.net_facts import NetFacts
@@ -38,12 +38,7 @@ class OutputComparison:
     least: float = LEAST_ROUNDING  # smaller errors need no run in float64
     step: float = 0.0  # the error that the model's quantisation explains
     judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
-    is_plain: bool = False  # the runner uses ncnn's plain kernels, which make rounding errors only
-
-    @property
-    def is_strict(self) -> bool:
-        """True if the limit leaves no room for rounding."""
-        return self.limit is not None and self.limit.relative < DEFAULT.relative
+    is_plain: bool = False  # the runner uses ncnn's plain kernels
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
@@ -146,8 +141,7 @@ class OutputComparison:
             weights=lambda: self.weight_errors.get(name, 0.0),
             floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),
         )
-        case = Case(array, reference, facts, self.limit, is_strict=self.is_strict, is_plain=self.is_plain)
-        return judge(case).report(name, slot.blob)
+        return judge(Case(array, reference, facts, self.limit, self.is_plain)).report(name, slot.blob)
 
 
 def read_outputs(

@@ -9,8 +9,8 @@ import numpy as np
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.latency import in_turns
 
 NetPaths = tuple[Path, Path]
 

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
 from onnx2ncnn_opt.api.bisection.located import Located
 from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
@@ -20,7 +21,6 @@ from onnx2ncnn_opt.rewrite.events import LayerRef
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 from onnx2ncnn_opt.verification.model import verify_net
-from onnx2ncnn_opt.verification.model_runs import manifest_beside
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present

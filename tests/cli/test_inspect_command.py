@@ -5,10 +5,10 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.verification.model_runs import manifest_beside
 from testing.command import names, run, run_well
 from testing.models import parsed, write_model
 from testing.op_cases import fill_weights

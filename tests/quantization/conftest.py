@@ -1,7 +1,7 @@
 import pytest
 
 from onnx2ncnn_opt.quantization import quantize
-from onnx2ncnn_opt.verification import latency
+from onnx2ncnn_opt.runtime import latency
 
 
 @pytest.fixture(autouse=True)

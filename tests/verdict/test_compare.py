@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.verdict.blobs import nearest
 from onnx2ncnn_opt.verdict.errors import Difference, Tolerance, compare
-from onnx2ncnn_opt.verification.latency import in_turns
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
 

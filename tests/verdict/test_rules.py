@@ -96,11 +96,11 @@ def test_kernels_do_not_excuse_plain_kernels() -> None:
 
 
 def test_a_strict_limit_leaves_no_room_for_rounding() -> None:
-    reference, limit, spread = np.linspace(1, 2, 10), Tolerance(1e-4), np.zeros(10)
+    reference, spread = np.linspace(1, 2, 10), np.zeros(10)
     spread[3], actual = np.inf, reference.copy()
-    actual[3] += 1e-3
-    assert verdict(actual, reference, limit=limit, spread=spread) == ("decided", True)
-    assert verdict(actual, reference, limit=limit, is_strict=True, spread=spread) == ("limit", False)
+    actual[3] += 1e-1
+    assert verdict(actual, reference, limit=Tolerance(2e-2), spread=spread) == ("decided", True)
+    assert verdict(actual, reference, limit=Tolerance(1e-4), spread=spread) == ("limit", False)
 
 
 def test_elements_differ_only_where_rounding_moves_them() -> None:
