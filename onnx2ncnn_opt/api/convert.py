@@ -17,7 +17,7 @@ from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.progress import announce, up_to
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.equal_sizes import EqualSizes
+    from onnx2ncnn_opt.api.equal_sizes import EqualSizes
 
 _LOWERED = 0.2  # the share of the whole work that is done after lowering
 
@@ -53,9 +53,9 @@ def convert(model: Any, options: ConvertOptions) -> Conversion:
 
 def _tied(model: Any, options: ConvertOptions) -> EqualSizes:
     """Find dynamic dimensions that have to be equal; return the shapes with one name for them, and their old names."""
+    from onnx2ncnn_opt.api.equal_sizes import equal_sizes
     from onnx2ncnn_opt.runtime.ahead import begin
     from onnx2ncnn_opt.runtime.ort import OrtRunner
-    from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
     announce("looking for equal sizes")
     shapes, append, outputs = options.shapes, options.append, options.outputs

@@ -216,7 +216,7 @@ class Conversion(NetResult[Files]):
         from onnx2ncnn_opt.verification.model import ModelRuns
 
         how = replace(verification, outputs=verification.outputs or self.cut)
-        return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
+        return begin(ModelRuns, reference(self.source), how, self.manifest())
 
     def _time(self, files: Files, verification: Verification, seconds: float) -> Latency:
         from onnx2ncnn_opt.runtime.latency import in_turns

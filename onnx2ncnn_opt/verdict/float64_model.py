@@ -148,7 +148,7 @@ class InDouble(Editor):
         rare = {"activations", "input_forget", "layout"}
         if size is None or lengths is not None or peephole is not None or attributes.keys() & rare:
             return ()
-        count, rows, bound = 1 + (direction == "bidirectional"), gates * size, attributes.get("clip", 0.0)
+        count, rows = 1 + (direction == "bidirectional"), gates * size
         initials = [state, cell][: 1 + (gates == _GATES["LSTM"])]
         if None in initials:
             batch = self.node("Slice", self.node("Shape", data), [1], [2])
@@ -166,8 +166,7 @@ class InDouble(Editor):
             starts = [onnx_ir.val(f"{name}.{number}") for name in (*_STATES[: len(first)], _PRODUCTS)]
             body = onnx_ir.Graph(starts, [], nodes=[], name="step")
             with self.within(body):
-                is_linear = bool(attributes.get("linear_before_reset"))
-                states = self._step(gates, size, own_recurrent, recurrent_bias, starts, bound, is_linear=is_linear)
+                states = self._step(gates, own_recurrent, recurrent_bias, starts, attributes)
                 body.outputs.extend((*states, self.node("Identity", states[0])))
             for value in body.outputs:  # ONNX Runtime wants these shapes, and cannot infer them from unknown ranks
                 value.type, value.shape = onnx_ir.TensorType(onnx_ir.DataType.DOUBLE), onnx_ir.Shape([None, size])
@@ -181,20 +180,16 @@ class InDouble(Editor):
         return [self.node("Concat", *parts, axis=axis) for parts, axis in zip(results, (1, 0, 0), strict=False)]
 
     def _step(
-        self,
-        gates: int,
-        size: int,
-        recurrent: onnx_ir.Value,
-        bias: onnx_ir.Value,
-        starts: Sequence[onnx_ir.Value],
-        bound: float,
-        *,
-        is_linear: bool,
+        self, gates: int, recurrent: Operand, bias: Operand, starts: Sequence[onnx_ir.Value], attributes: dict[str, Any]
     ) -> list[onnx_ir.Value]:
-        """Add one step of a GRU, LSTM or RNN; return the new states. A `bound` other than 0 clips the sums."""
+        """Add one step of a GRU, LSTM or RNN; return the new states."""
         before, *cells, products = starts
+        size, bound = attributes["hidden_size"], attributes.get("clip", 0.0)
 
-        def clipped_sum(a: onnx_ir.Value, b: onnx_ir.Value) -> onnx_ir.Value:
+        def gate(x: Operand, first: int, count: int = 1) -> onnx_ir.Value:
+            return self._part(x, first * size, (first + count) * size)
+
+        def clipped_sum(a: Operand, b: Operand) -> onnx_ir.Value:
             total = self.node("Add", a, b)
             return self.node("Clip", total, np.array(-bound), np.array(bound)) if bound else total
 
@@ -203,22 +198,21 @@ class InDouble(Editor):
             return [self.node("Tanh", clipped_sum(products, product))]
         if gates == _GATES["LSTM"]:
             sums = clipped_sum(products, product)
-            input, output, forget = (self._sigmoid(self._part(sums, k * size, (k + 1) * size)) for k in range(3))
-            new = self.node("Mul", input, self.node("Tanh", self._part(sums, 3 * size, 4 * size)))
+            input, output, forget = (self._sigmoid(gate(sums, k)) for k in range(3))
+            new = self.node("Mul", input, self.node("Tanh", gate(sums, 3)))
             cell = self.node("Add", self.node("Mul", forget, *cells), new)
             return [self.node("Mul", output, self.node("Tanh", cell)), cell]
-        gate_sums = clipped_sum(*(self._part(name, 0, 2 * size) for name in (products, product)))
-        both = self._sigmoid(gate_sums)
-        update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
-        if is_linear:
-            inner = self.node("Mul", reset, self._part(product, 2 * size, 3 * size))
+        both = self._sigmoid(clipped_sum(gate(products, 0, 2), gate(product, 0, 2)))
+        update, reset = gate(both, 0), gate(both, 1)
+        if attributes.get("linear_before_reset"):
+            inner = self.node("Mul", reset, gate(product, 2))
         else:
-            kept = self.node("MatMul", self.node("Mul", reset, before), self._part(recurrent, 2 * size, 3 * size))
-            inner = self.node("Add", kept, self._part(bias, 2 * size, 3 * size))
-        new = self.node("Tanh", clipped_sum(self._part(products, 2 * size, 3 * size), inner))
+            kept = self.node("MatMul", self.node("Mul", reset, before), gate(recurrent, 2))
+            inner = self.node("Add", kept, gate(bias, 2))
+        new = self.node("Tanh", clipped_sum(gate(products, 2), inner))
         return [self.node("Add", new, self.node("Mul", update, self.node("Sub", before, new)))]
 
-    def _part(self, x: onnx_ir.Value, start: int, end: int) -> onnx_ir.Value:
+    def _part(self, x: Operand, start: int, end: int) -> onnx_ir.Value:
         """Add a slice of the last axis."""
         return self.node("Slice", x, [start], [end], [-1])
 

@@ -6,7 +6,7 @@ ONNX Runtime chooses the tokens, and ncnn gets the same. Each keeps its own cach
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from onnx2ncnn_opt.verification.model_runs import Run
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times
 TOKEN_ROW = "greedy token"  # a row of the report that is no output of the model
+_Arrays = Mapping[str, Array]
+_Caches = Mapping[str, tuple[Array, int]]  # each with its axis of tokens
 
 
 class Plan(NamedTuple):
@@ -103,13 +105,7 @@ class Decoder:
             before, past = feeds, past + count
 
     def _feeds(
-        self,
-        ids: Array,
-        pasts: Mapping[str, tuple[Array, int]],
-        past: int,
-        before: StepFeeds | None,
-        *,
-        hides: bool = False,
+        self, ids: Array, pasts: _Caches, past: int, before: StepFeeds | None, *, hides: bool = False
     ) -> StepFeeds:
         arrays = self._inputs.arrays(ids.astype(np_dtype(self._inputs.ids)), past)
         if hides and self._inputs.mask is not None:
@@ -135,12 +131,7 @@ class Decoder:
 
 
 def judge_token(
-    tokens: str,
-    reference: Mapping[str, Array],
-    notes: list[str],
-    where: str,
-    relative: float,
-    values: Mapping[str, Any],
+    tokens: str, reference: _Arrays, notes: list[str], where: str, relative: float, values: _Arrays
 ) -> list[OutputReport]:
     """Return the report of the next token: ok if it is the model's, or if its score is within the tolerance."""
     actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))

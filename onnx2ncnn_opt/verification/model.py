@@ -81,7 +81,7 @@ def verify_net(
     runner = tail_of(param, manifest, tail)
     program = runner.program if runner and "fp32" in modes else None
     with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
-        runs = runs or ModelRuns(model, verification, manifest, has_tail=runner is not None)
+        runs = runs or ModelRuns(model, verification, manifest)
         judge = _ModelJudge(runs, (param, bin), runner, process)
         rows, wrong = judge_modes(judge, modes)
         if judge.tail is not None and program is not None:
@@ -116,16 +116,12 @@ class ModelRuns:
     `notes` are for users. Raises the errors of `verify_net` that concern the model.
     """
 
-    def __init__(
-        self, source: Path | bytes, verification: Verification, manifest: Manifest | None, *, has_tail: bool
-    ) -> None:
+    def __init__(self, source: Path | bytes, verification: Verification, manifest: Manifest | None) -> None:
         self.source, self.options, self.manifest, self.start = source, verification, manifest, time.monotonic()
-        values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
-        if manifest is not None and has_tail:
-            outputs, self.cut = manifest.compared, manifest.cut
-        self.model = load_converted(source, manifest, shapes=verification.shapes, values=values, outputs=outputs)
-        if manifest is None or not manifest.tail:
-            outputs = self.cut = self.model.cut
+        compared, cut = (manifest.compared, manifest.cut) if manifest is not None else ((), ())  # none without a tail
+        shapes, values, outputs = verification.shapes, verification.values, compared or verification.outputs
+        self.model = load_converted(source, manifest, shapes=shapes, values=values, outputs=outputs)
+        self.cut, outputs = cut or self.model.cut, compared or self.model.cut
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
         runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)

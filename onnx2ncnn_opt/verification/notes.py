@@ -18,12 +18,11 @@ _MAX_PROBLEM = 100  # characters of an error in a note
 
 def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, is_fixed: bool) -> Iterator[str]:
     """Yield notes on missing float64 results and on NaN and infinity; `is_fixed`: the user chose the tolerance."""
-    if rounding.problem and not is_fixed:
-        problem = shorten(rounding.problem, _MAX_PROBLEM, placeholder=" ...")
-        yield f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64: {problem}"
-    if rounding.unmoved:
-        problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
-        yield f"the effect of rounding errors on the model is unknown: {problem}"
+    known = f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64"
+    moved = "the effect of rounding errors on the model is unknown"
+    for text, problem in ((known, "" if is_fixed else rounding.problem), (moved, rounding.unmoved)):
+        if problem:
+            yield f"{text}: {shorten(problem, _MAX_PROBLEM, placeholder=' ...')}"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         # A single infinity is a mask's fill value.

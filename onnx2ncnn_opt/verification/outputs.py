@@ -57,17 +57,16 @@ class OutputComparison:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
             return (), failed(self.reference, error)
-        best: tuple[Sequence[Slot], Sequence[OutputReport]] = (), []
+        attempts: list[tuple[Sequence[Slot], Sequence[OutputReport]]] = []
         for way in ways:
             try:
                 outputs: Sequence[OutputReport] = self.attempt(way, blobs)
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
                 outputs = failed(self.reference, error)
-            if not best[1] or _severity(outputs) < _severity(best[1]):
-                best = way, outputs
-            if all(output.status == "ok" for output in best[1]):
+            attempts.append((way, outputs))
+            if all(output.status == "ok" for output in outputs):
                 break
-        return best
+        return min(attempts, key=lambda attempt: _severity(attempt[1]))
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""

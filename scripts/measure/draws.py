@@ -30,7 +30,7 @@ class _OneKind(ModelRuns):
     """The runs of a model, computed once, of which those of one kind are used."""
 
     def __init__(self, subject: Subject, how: Verification) -> None:
-        super().__init__(subject.model, how, subject.manifest, has_tail=False)
+        super().__init__(subject.model, how, subject.manifest)
         self.all, self.kind = list(super().runs()), ""
 
     def runs(self) -> Iterator[Run]:

@@ -616,7 +616,7 @@ def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
     note = "the net ran on 2 sets of inputs; less useful inputs were left out; --effort thorough runs them"
     assert quick.notes == (note,)
     assert normal.notes == ()
-    runs = ModelRuns(model, Verification(), None, has_tail=False)
+    runs = ModelRuns(model, Verification(), None)
     runs.start -= EFFORTS["normal"][0]  # the time that the estimate of fp16 took counts, too
     assert verify_net(model, *net, verification=Verification(), runs=runs).draws == quick.draws
     with pytest.raises(UsageError, match="the effort has to be one of quick, normal, thorough, not 'most'"):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from onnx2ncnn_opt.api.equal_sizes import equal_sizes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 from testing.models import serialized
 
 # As torch exports a DynamicCache: a length of its own for every layer, and a mask as long as old and new together.
