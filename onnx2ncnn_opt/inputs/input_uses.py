@@ -13,6 +13,7 @@ from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.constants import single_number
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.structure import before
 from onnx2ncnn_opt.onnx.registry import Traits
 
 _HIDING = -1e4  # added to a score: its exp is 0
@@ -133,11 +134,8 @@ def _are_lengths(value: onnx_ir.Value, model: LoadedModel) -> bool:
 
 
 def _are_positions(value: onnx_ir.Value) -> bool:
-    node = value.producer()
-    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    if node is not None:
+    value = before(value, _MOVES)
+    if (node := value.producer()) is not None:
         return node.op_type == "Range"
     tensor = value.const_value
     return tensor is not None and tensor.size > 1 and bool((tensor.numpy().ravel() == np.arange(tensor.size)).all())
@@ -160,10 +158,8 @@ def _size_of_table(node: onnx_ir.Node, index: int, model: LoadedModel) -> int | 
         return None
     table, axis = node.inputs[tables[index]], node.attributes.get_int("axis", 0)
     # Exporters leave out the shapes between a quantised table and its Gather.
-    while table is not None and table.shape is None and (producer := table.producer()) is not None:
-        if producer.op_type not in ("Cast", "DequantizeLinear", "Identity"):
-            break
-        table = producer.inputs[0]
+    if table is not None and table.shape is None:
+        table = before(table, ("Cast", "DequantizeLinear", "Identity"))
     shape = (table.shape if table is not None else None) or ()
     size = shape[axis] if -len(shape) <= axis < len(shape) else 1
     return size if isinstance(size, int) and size > 0 else 1

@@ -6,6 +6,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.onnx.edit.editor import FLOATS
+from onnx2ncnn_opt.onnx.read.structure import before
 
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _MOVES = _SAME_ORDER - {"Cast"} | {"Transpose"}
@@ -32,14 +33,7 @@ def scores(graph: onnx_ir.Graph) -> dict[str, set[str]]:
 
     result: dict[str, set[str]] = {}
     for value in graph.outputs:
-        first = _origin(value)
+        first = before(value, _SAME_ORDER)
         if first.producer() is not None and not is_float(first):
             result[value.name or ""] = {x.name or "" for x in reached([first], operands) if is_float(x)}
     return {name: floats for name, floats in result.items() if floats}
-
-
-def _origin(value: onnx_ir.Value) -> onnx_ir.Value:
-    """Return the value before all nodes that keep the order of its elements, such as Reshape."""
-    while (node := value.producer()) is not None and node.op_type in _SAME_ORDER and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value

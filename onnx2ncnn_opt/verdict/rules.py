@@ -284,11 +284,6 @@ RESERVES = {
 }
 
 
-def unproven(row: OutputReport, reason: str) -> OutputReport:
-    """Return the report of an output about which inputs prove nothing."""
-    return OutputReport(row.name, row.blob, "unproven", reason, rule="unproven")
-
-
 def judge(case: Case) -> Verdict:
     """Return the verdict of the first rule that accepts an output, or of the last one that refuses it."""
     refused: Verdict | None = None

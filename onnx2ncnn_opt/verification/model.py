@@ -33,7 +33,7 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
-from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER, unproven
+from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
 from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, any_feeds, load_converted, small_runs
@@ -274,11 +274,16 @@ class _ModelJudge:
     ) -> Sequence[OutputReport]:
         """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
         excused = self._right_in_fp32(rows, comparison)
+        judged = []
         for row in rows:
+            if row.name not in excused:
+                judged.append(row)
+                continue
+            judged.append(OutputReport(row.name, row.blob, "unproven", row.message, rule="unproven"))
             error = math.inf if row.status == "nan" else row.max_rel or 0.0
-            if row.name in excused and error > self._excused[0]:
+            if error > self._excused[0]:
                 self._excused = error, f"in {mode} '{row.name}' is worse on unusual inputs ({run}): {row.message}"
-        return [unproven(row, row.message) if row.name in excused else row for row in rows]
+        return judged
 
     def _right_in_fp32(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> set[str]:
         """Return the names of wrong outputs that are right in fp32 on the same inputs."""

@@ -36,17 +36,13 @@ def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, 
             numbers = {float(extreme(array)) for array in arrays for extreme in (np.min, np.max)}
             if len(numbers) == 1:
                 yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (weights of 0?)"
-    first = {name: run for run in reversed(runs) for name, array in run.reference.items() if _has_nan(array)}
-    if first:
+    floats = ((name, run) for run in reversed(runs) for name in run.reference if run.reference[name].dtype.kind == "f")
+    if first := {name: run for name, run in floats if np.isnan(run.reference[name]).any()}:
         name, run = next(iter(first.items()))
         names = f"'{name}' and {len(first) - 1} more" if len(first) > 1 else f"'{name}'"
         counts = _special_counts(run.reference[name])
         where = f"for {names} ({run})" if str(run) else f"for {names}"
         yield f"the model gives NaN {where}: {counts}; NaN is not compared; --inputs gives other inputs"
-
-
-def _has_nan(array: Array) -> bool:
-    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def _special_counts(array: Array) -> str:

@@ -395,6 +395,13 @@ def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
     return result
 
 
+def before(value: onnx_ir.Value, op_types: Collection[str]) -> onnx_ir.Value:
+    """Return the value before all nodes of these types that lead to a value, along their first inputs."""
+    while (node := value.producer()) is not None and node.op_type in op_types and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def names_of(values: Iterable[onnx_ir.Value | None]) -> list[str]:
     """Return the names of values, empty for absent ones."""
     return ["" if value is None else value.name or "" for value in values]
