@@ -1,6 +1,7 @@
 """Each rule of agreement is needed: without it, a right net is wrong. And each refuses what it does not allow."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,12 @@ def test_every_rule_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", NEED)
-def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_decides(name: str, worker: NcnnWorker) -> None:
     assert rule_of(name, worker) == (name, "ok")
+
+
+@pytest.mark.parametrize("name", [name for name in NEED if name != "quantised"])
+def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "RULES", tuple(rule for rule in RULES if rule.name != name))
     try:
         _, status = rule_of(name, worker)
@@ -85,6 +90,15 @@ def verdict(actual: Any, reference: Any, **more: Any) -> tuple[str, bool]:
     net, model = (np.asarray(array, np.float32) for array in (actual, reference))
     found = judge(Case(net, model, exact_facts(model, more.pop("spread", 0.0)), **more))
     return found.rule, found.accepted
+
+
+def test_steps_of_8_bits_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On arrays: which number is halfway between two steps depends on the CPU."""
+    reference = np.linspace(-1, 1, 256, dtype=np.float32)
+    case = Case(np.roll(reference, 1)[1:], reference[1:], replace(exact_facts(reference[1:]), step=1 / 127))
+    assert (judge(case).rule, judge(case).accepted) == ("quantised", True)
+    monkeypatch.setattr(rules, "RULES", tuple(rule for rule in RULES if rule.name != "quantised"))
+    assert not judge(case).accepted
 
 
 def test_kernels_do_not_excuse_plain_kernels() -> None:
