@@ -98,7 +98,7 @@ class Judge(Protocol):
         """Run the net on these inputs, and compare its outputs."""
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Add causes to the reports of a mode."""
+        """Say of outputs that are wrong in a mode of 16 bits whether they are right in fp32."""
         return rows
 
 
