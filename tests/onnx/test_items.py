@@ -21,7 +21,7 @@ for _case in load_cases():
 def test_items_that_stay_apart_are_computed_apart(file: str, thorough: bool) -> None:
     mixed = [
         (str(case), axes, outputs)
-        for case in FILES[file][:: 1 if thorough else 4]
+        for case in FILES[file][:: 1 if thorough else 8]
         for axes in choices(case.model())
         if (outputs := mixed_outputs(case.model(), axes, partial(case.feeds, sizes=case.sizes[0] | {"batch": ITEMS})))
     ]
