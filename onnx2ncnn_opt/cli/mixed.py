@@ -22,8 +22,8 @@ from onnx2ncnn_opt.cli.summary import require_runtimes
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.mixed import Mixed
     from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.verification.mixed import Mixed
     from onnx2ncnn_opt.verification.options import Verification
 
 
@@ -51,9 +51,9 @@ def mixed(
 
     The files appear only after all steps have succeeded.
     """
+    from onnx2ncnn_opt.api.mixed import mixed as mix
     from onnx2ncnn_opt.api.verify import manifest_for
     from onnx2ncnn_opt.param.files import NetFiles, write_net
-    from onnx2ncnn_opt.verification.mixed import mixed as mix
 
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)
@@ -65,12 +65,8 @@ def mixed(
     write_net(result.graph, files.param, files.bin)
     output.show([*([f"note: {note}"] if note else []), *_lines(result, files)])
     output.fields |= {
-        "masks": [{"mask": str(chosen.mask), "seconds": chosen.seconds} for chosen in result.chosen],
-        "budget": result.budget,
-        "before": result.before,
-        "after": result.after,
-        "seconds": result.seconds,
-        "checked": result.checked,
+        "masks": [{"mask": str(mask), "seconds": seconds} for mask, seconds in result.masks],
+        **{name: getattr(result, name) for name in ("budget", "before", "after", "seconds", "checked")},
         "notes": [note] if note else [],
         "files": written(files.paths),
     }
@@ -79,11 +75,10 @@ def mixed(
 def _lines(result: Mixed, files: NetFiles) -> list[str]:
     """Return lines with the verdict, the masks and their costs, and the time."""
     error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
-    before = f", {error} without these masks" if result.chosen else ""
+    before = f", {error} without these masks" if result.masks else ""
     off = f"off by {result.after:.1e} of an output's largest value{before}; {result.budget:.1e} is allowed"
     lines = [f"ok: {files.param} is {off} ({result.checked})"]
-    for chosen in result.chosen:
-        cost = "" if chosen.seconds is None else f"; costs {chosen.seconds * 1e3:+.2f} ms"
-        lines.append(f"mask: {chosen.mask}{cost}")
+    for mask, seconds in result.masks:
+        lines.append(f"mask: {mask}" + ("" if seconds is None else f"; costs {seconds * 1e3:+.2f} ms"))
     time = "not measured" if result.seconds is None else f"{result.seconds * 1e3:.2f} ms with masks"
-    return [*lines, f"masks: {len(result.chosen)}", f"time: {time}", f"wrote: {', '.join(map(str, files.paths))}"]
+    return [*lines, f"masks: {len(result.masks)}", f"time: {time}", f"wrote: {', '.join(map(str, files.paths))}"]

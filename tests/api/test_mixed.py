@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.mixed import DeviceJudge, choose_masks, mixed
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
@@ -15,7 +16,6 @@ from onnx2ncnn_opt.precision.fp16_run import Estimator
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, Measured
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from onnx2ncnn_opt.verification.mixed import DeviceJudge, choose_masks, mixed
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import write_model
 
@@ -41,16 +41,15 @@ def convolutions(tmp_path: Path) -> tuple[Path, ...]:
 
 def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path, ...]) -> None:
     result = mixed(*convolutions, verification=Verification(budget=1e-2))
-    assert [(chosen.mask.layer, chosen.mask.features) for chosen in result.chosen] == [("large", Feature.NO_WINOGRAD)]
+    assert [(mask.layer, mask.features) for mask, _ in result.masks] == [("large", Feature.NO_WINOGRAD)]
     assert result.before > 1e-2 >= result.after
-    assert result.chosen[0].alone > result.after
     assert result.checked == "estimated for fp16"
     assert {layer.name: layer["featmask"] for layer in result.graph} == {"x": 0, "small": 0, "large": 64}
 
 
 def test_no_masks_if_none_is_needed(convolutions: tuple[Path, ...]) -> None:
     result = mixed(*convolutions, verification=Verification(budget=0.5))
-    assert result.chosen == ()
+    assert result.masks == ()
     assert result.before == result.after < 0.5
 
 
@@ -59,13 +58,13 @@ def test_a_kernel_that_is_wrong_on_arm_is_masked_at_any_budget(tmp_path: Path) -
     graph = f"(float[1, 8, 12, 12] x) => (float[A, B, C, D] y) {{ [strided] y = Conv<{options}>(x, w) }}"
     weight = np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32)
     result = mixed(*saved(tmp_path, graph, w=weight), verification=Verification(budget=0.5))
-    (chosen,) = result.chosen
-    assert (chosen.mask.layer, chosen.mask.features) == ("strided", Feature.NO_FP16_ARITHMETIC)
+    ((mask, _),) = result.masks
+    assert (mask.layer, mask.features) == ("strided", Feature.NO_FP16_ARITHMETIC)
 
 
 def test_a_budget_that_only_32_bits_keep(convolutions: tuple[Path, ...]) -> None:
     result = mixed(*convolutions, verification=Verification(budget=1e-6))
-    assert {chosen.mask.layer: chosen.mask.features for chosen in result.chosen} == {"small": FP32, "large": FP32}
+    assert {mask.layer: mask.features for mask, _ in result.masks} == {"small": FP32, "large": FP32}
     assert result.after <= 1e-6
     with pytest.raises(UsageError, match="above 0"):
         mixed(*convolutions, verification=Verification(budget=0.0))
@@ -78,7 +77,7 @@ def test_blocks_in_32_bits_keep_proved_masks(tmp_path: Path) -> None:
         "{ r = Relu(x) [large] l = Mul(r, k) y = Min(l, one) z = Sigmoid(x) }"
     )
     result = mixed(*saved(tmp_path, graph), verification=Verification(budget=1e-6))
-    masks = {chosen.mask.layer: chosen.mask.features for chosen in result.chosen}
+    masks = {mask.layer: mask.features for mask, _ in result.masks}
     assert masks["large"] == FP32 | Feature.NO_BF16_STORAGE
     assert masks["z"] == FP32
 
@@ -110,7 +109,7 @@ def test_numbers_that_are_too_large(tmp_path: Path) -> None:
     result = mixed(*files)
     assert np.isnan(result.before)
     assert result.after < 1e-2
-    masks = {chosen.mask.layer: chosen.mask.features for chosen in result.chosen}
+    masks = {mask.layer: mask.features for mask, _ in result.masks}
     assert masks == dict.fromkeys(["square", "more", "root"], FP32)
 
 
@@ -148,8 +147,8 @@ def test_on_a_device_masks_come_to_the_proved_ones(convolutions: tuple[Path, ...
     large = next(layer for layer in net.graph if layer.name == "large")
     feeds = {net.graph.inputs[0]: Feed(np.ones((32, 18, 18), np.float32))}
     with Estimator(net.graph, feeds) as estimator, NcnnWorker() as worker:
-        judge = DeviceJudge(estimator, (param, bin), worker, tmp_path)
+        judge = DeviceJudge(estimator, worker, tmp_path)
         with judge.added({large: Feature.NO_WINOGRAD}):
             judge.errors({large: Feature.NO_FP16_ARITHMETIC})
-    written = {layer.name: layer["featmask"] for layer in read_net(tmp_path / "net1.param", bin).graph}
+    written = {layer.name: layer["featmask"] for layer in read_net(tmp_path / "net.param", bin).graph}
     assert written["large"] == Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC

@@ -34,46 +34,39 @@ _IDLE = SOURCES | {"Dropout", "Padding"}
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A chosen mask."""
-
-    mask: Mask
-    alone: float  # the error of the net if only this layer computes in fp16, NaN if unknown
-    seconds: float | None = None  # the additional time of the layer in fp32, if it can be measured
-
-
-@dataclass(frozen=True)
 class Mixed:
-    """A net with masks for a budget; `before` and `after` are its errors, relative to an output's largest value."""
+    """A net with masks for a budget; `before` and `after` are its errors, relative to an output's largest value.
+
+    Each mask has the additional time of its layer, and the net that of a run with the masks, None if not measured.
+    """
 
     graph: Graph
     budget: float
-    chosen: tuple[Chosen, ...]
+    masks: tuple[tuple[Mask, float | None], ...]
     before: float
     after: float
     checked: str  # the device and mode of the measurement
-    seconds: float | None = None  # of a run with the masks, if it can be measured
+    seconds: float | None
 
 
 class DeviceJudge(MaskJudge):
     """A net in fp16 on a device; the estimator and the worker must be open. `folder` is for the net's files."""
 
-    def __init__(self, estimator: Estimator, source: tuple[Path, Path], worker: NcnnWorker, folder: Path) -> None:
+    def __init__(self, estimator: Estimator, worker: NcnnWorker, folder: Path) -> None:
         super().__init__(estimator)
-        self._source, self._worker, self._folder, self._count = source, worker, folder, 0
-        self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
-        self._feeds = {self._names[blob]: feed for blob, feed in estimator.feeds.items()}
+        self._worker, self._param, self._bin = worker, folder / "net.param", folder / "net.bin"
+        names = write_net(self.graph, self._param, self._bin)
+        self._feeds = {names[blob]: feed for blob, feed in estimator.feeds.items()}
         self.checked = worker.checked(["fp16"])
 
     def _runner(self) -> NcnnRunner:
         """Write the net with the masks of its layers; return its runner. The weights stay: added casts have none."""
-        copy = read_net(*self._source).graph
-        pairs = zip(self.graph, copy.layers, strict=True)
-        put_masks(copy, [(twin, Feature(layer["featmask"])) for layer, twin in list(pairs) if layer["featmask"]])
-        self._count += 1
-        param, bin, timeout = self._folder / f"net{self._count}.param", self._folder / "net.bin", self.estimator.timeout
-        param.write_bytes(format_param(copy).encode())
-        return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
+        copy = self.graph.copy()
+        put_masks(copy, [(layer, Feature(layer["featmask"])) for layer in copy.layers if layer["featmask"]])
+        self._param.write_bytes(format_param(copy).encode())
+        return NcnnRunner(
+            self._param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self.estimator.timeout
+        )
 
     def _measure(self) -> Measured:
         fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
@@ -115,7 +108,6 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         return {layer: mask.features for layer, mask in masks.items()}
 
     before, masks = judge.error(), prove_masks(judge.graph)
-    alone: dict[Layer, float] = {}
     after = judge.error(features())
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
@@ -123,9 +115,8 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         with judge.added(features()):
             forms = MaskForms([judge])
             plan = forms.choose([Limit(budget)], EFFORTS["thorough"][1])
-        after, found = plan.error, dict(forms.masks_of(plan))
-        masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in found.items()}
-        alone = {layer: forms.alone(layer) for layer in found}
+        after = plan.error
+        masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in forms.masks_of(plan)}
     if not after <= budget:
         error = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
         raise VerificationError(
@@ -133,11 +124,9 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
             "compute it in fp32 on devices, or give a larger --budget"
         )
     timed = judge.times(features()) if isinstance(judge, DeviceJudge) else None
-    chosen = tuple(
-        Chosen(mask, alone.get(layer, math.nan), judge.cost(layer) if timed else None) for layer, mask in masks.items()
-    )
+    costs = tuple((mask, judge.cost(layer) if timed else None) for layer, mask in masks.items())
     put_masks(judge.graph, features().items())
-    return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)
+    return Mixed(judge.graph, budget, costs, before, after, judge.checked, timed.whole if timed else None)
 
 
 def mixed(
@@ -164,11 +153,9 @@ def mixed(
         blob.shape, blob.batch = feed.mat
     infer_graph(net.graph)
     with ExitStack() as stack:
-        estimator = stack.enter_context(Estimator(net.graph, feeds, timeout=verification.timeout))
+        judge = MaskJudge(stack.enter_context(Estimator(net.graph, feeds, timeout=verification.timeout)))
         announce("the net in fp32")
-        if verification.on is None:
-            return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)
-        folder = stack.enter_context(temporary_folder())
-        worker = stack.enter_context(NcnnWorker(target))
-        judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
+        if verification.on is not None:
+            worker = stack.enter_context(NcnnWorker(target))
+            judge = DeviceJudge(judge.estimator, worker, Path(stack.enter_context(temporary_folder())))
         return choose_masks(judge, budget=verification.budget or BUDGET)
