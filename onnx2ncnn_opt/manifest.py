@@ -236,6 +236,11 @@ class Int8Layer:
     seconds: tuple[float, float] | None = None
     reason: str = ""
 
+    @property
+    def is_int8(self) -> bool:
+        """True if the layer is int8."""
+        return not self.reason
+
 
 @dataclass(frozen=True)
 class Int8:

@@ -1,6 +1,6 @@
 """Converting a model or net to int8 layers, with scales from data or from a quantised model."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_graph
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
-from onnx2ncnn_opt.quantization.quantize import Budget, Options, Quantized, Row, quantize_net
+from onnx2ncnn_opt.quantization.quantize import Budget, Options, Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
@@ -49,7 +49,7 @@ class Quantization:
         return self.result.graph
 
     @property
-    def layers(self) -> tuple[Row, ...]:
+    def layers(self) -> tuple[Int8Layer, ...]:
         """The layers that could be int8; those that stay float have the reason."""
         return self.result.layers
 
@@ -70,20 +70,18 @@ class Quantization:
         return Files.of(prefix)
 
 
+@dataclass(frozen=True)
 class _Feeds(Sequence[dict[str, Feed]]):
     """Samples as feeds of a net, each read at access."""
 
-    def __init__(self, samples: Samples, entries: Sequence[Entry]) -> None:
-        self._samples, self._slots = samples, [Slot.of(entry) for entry in entries]
+    samples: Samples
+    entries: Sequence[Entry]
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
 
     def __getitem__(self, index: Any) -> Any:
-        return feeds_of(self._slots, self._samples[index])
-
-    def __iter__(self) -> Iterator[dict[str, Feed]]:
-        return (self[i] for i in range(len(self)))
+        return feeds_of([Slot.of(entry) for entry in self.entries], self.samples[index])
 
 
 def quantize(  # noqa: PLR0913
@@ -147,38 +145,33 @@ def _of_model(net: Any, data: Any, options: Options, conversion: ConvertOptions,
     samples = Samples(data, manifest.model_inputs)
     announce("quantising")
     notes: list[str] = []
-    given: Mapping[str, Scales] | None = None
-    reasons: Mapping[str, str] = {}
+    given: Mapping[str, Scales | str] | None = None
     if has_scales:
         decibels = _runtime_decibels(net, float_net, samples)
         notes = [f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"]
-        given, reasons = _model_scales(float_net.graph, products)
+        given = _model_scales(float_net.graph, products)
         options = replace(options, every=True)
         if options.budget == Budget():
             options = replace(options, budget=Budget(decibels=decibels - _TOLERANCE, other_data=False))
     feeds = _Feeds(samples, manifest.inputs)
     result = quantize_net(files.param, files.bin, feeds, options, given=given, release=float_net.options.release)
-    layers = tuple(replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
-    result = replace(result, layers=layers, notes=(*result.notes, *notes))
+    result = replace(result, notes=(*result.notes, *notes))
     if float_source is not None:
         manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
     manifest = replace(
         manifest,
         passes=(*manifest.passes, "quantize"),
         least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
-        int8=_recorded(result),
+        int8=Int8(
+            result.layers,
+            _finite(result.decibels),
+            result.top1,
+            result.samples,
+            _finite(result.seconds),
+            result.times,
+        ),
     )
     return Quantization(result, manifest, float_net)
-
-
-def _recorded(result: Quantized) -> Int8:
-    """Return the measurements as fields of the manifest."""
-    layers = []
-    for row in result.layers:
-        numbers = {name: _finite(getattr(row, name)) for name in ("largest", "cut", "noise", "seconds")}
-        layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, reason=row.reason))
-    decibels, seconds = _finite(result.decibels), _finite(result.seconds)
-    return Int8(tuple(layers), decibels, result.top1, result.samples, seconds, result.times)
 
 
 def _finite(value: Any) -> Any:
@@ -193,20 +186,19 @@ def _without_quantisation(net: Any) -> tuple[bytes | None, Mapping[str, Int8Prod
     return model, {} if graph is None or model is None else scales_of_products(graph)
 
 
-def _model_scales(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str, Scales], dict[str, str]]:
-    """Return the model's scales of layers, and the reasons why other layers have none, by layer name."""
-    scales: dict[str, Scales] = {}
-    reasons: dict[str, str] = {}
+def _model_scales(graph: Graph, products: Mapping[str, Int8Product]) -> dict[str, Scales | str]:
+    """Return the model's scales of layers by name, or the reason why there are none."""
+    found: dict[str, Scales | str] = {}
     for layer in graph:
         item = next((products[name] for name in layer.origin if name in products), None)
         if item is not None and (item.reason or not item.input_scale):
-            reasons[layer.name] = item.reason or NO_SCALE
+            found[layer.name] = item.reason or NO_SCALE
         elif item is not None and not obstacle(layer):
             rows, by_row = rows_of(layer), item.scales
             fits = by_row.size in (1, len(rows))  # a pass may have scaled the weights
             exact = fits and is_exact(rows, np.broadcast_to(by_row, len(rows)))
-            scales[layer.name] = Scales(item.input_scale, rows=np.broadcast_to(by_row, len(rows)) if exact else None)
-    return scales, reasons
+            found[layer.name] = Scales(item.input_scale, rows=(np.broadcast_to(by_row, len(rows)),) if exact else ())
+    return found
 
 
 def _runtime_decibels(net: Any, float_net: Conversion, samples: Samples) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from onnx2ncnn_opt.report.words import some_of
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.options import ConvertOptions
     from onnx2ncnn_opt.api.quantize import Quantization
+    from onnx2ncnn_opt.manifest import Int8Layer
+    from onnx2ncnn_opt.param.files import NetFiles
 
 
 @click.command(short_help="Make an int8 net from data.")
@@ -89,21 +92,18 @@ def quantize(
     from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.api.quantize import quantize as make
     from onnx2ncnn_opt.api.working_options import advised
-    from onnx2ncnn_opt.ir.graph import Graph
     from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.quantization.table import format_table
 
     files = NetFiles.at(prefix) if is_net else Files.of(prefix)
-    is_read, sources = (
-        table is not None and table.exists(),
-        {"the model": net, **({"the net's weights": bin} if bin else {})},
-    )
-    check_targets([*files.paths, *([table] if table and not is_read else [])], sources)
+    new_table = None if table is None or table.exists() else table
+    sources = {"the model": net, **({"the net's weights": bin} if bin else {})}
+    check_targets([*files.paths, *([new_table] if new_table else [])], sources)
     verification, keep_failed = conversion.verification, conversion.keep_failed
     assert verification is not None
     on = verification.on
     require_runtimes(on, *([] if is_net else ["onnxruntime"]))
-    options |= {"keep": [name for text in keep for name in text.split(",")], "table": table if is_read else None}
+    options |= {"keep": [name for text in keep for name in text.split(",")], "table": None if new_table else table}
     conversion = replace(conversion, verification=replace(verification, on=None), keep_failed=False)
     with report.written(output, sources):
         with (
@@ -113,48 +113,52 @@ def quantize(
             int8 = make(net, bin=bin, on=on, budget=agreement, conversion=conversion, **options)
         if not int8.result.missed or keep_failed:
             int8.save(prefix, keep_failed=True)
-            if table is not None and not is_read:
-                table.write_text(format_table(int8.graph), encoding="utf-8")
-        output.show(_lines(int8, net, files, verbose=verbose))
-        result = replace(int8.result, graph=Graph())  # asdict would copy the graph
-        output.fields |= {**asdict(result), "files": written(files.paths)}
-        del output.fields["graph"]
+            if new_table is not None:
+                new_table.write_text(format_table(int8.graph), encoding="utf-8")
+        output.show(list(_lines(int8, net, files, verbose=verbose)))
+        fields = {name: value for name, value in vars(int8.result).items() if name != "graph"}
+        output.fields |= {**fields, "layers": [asdict(row) for row in int8.layers], "files": written(files.paths)}
         if int8.conversion is not None:
             report.add(output, int8.conversion, conversion.verification, int8=int8.manifest and int8.manifest.int8)
         if int8.result.missed:
             raise VerificationError(int8.result.missed)
 
 
-def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
-    """Return lines with the verdict, the layers, their errors and times, and the files."""
-    from onnx2ncnn_opt.verification.sqnr import decibels
-
+def _lines(quantization: Quantization, net: Path, files: NetFiles, *, verbose: bool) -> Iterator[str]:
+    """Yield lines with the verdict, the layers, their errors and times, and the files."""
     result, layers = quantization.result, quantization.layers
-    int8 = [row for row in layers if row.is_int8]
     before, after = result.seconds
     top1 = "" if result.top1 is None else f", {result.top1:.1%} of rows have the same largest entry"
     word = "missed" if result.missed else "ok"
     rows = "" if result.top1_at_least is None else f" and {result.top1_at_least:.1%} of rows,"
-    int8_net = [
-        f"{word}: {files.param} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)",
-        f"other data: {result.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)",
-        f"layers: {len(int8)} of {len(layers)} are int8",
-        f"time: {'unknown' if math.isnan(after) else f'{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms'} {result.times}",
-        f"weights: {result.bytes[0] / 1e6:.2f} MB -> {result.bytes[1] / 1e6:.2f} MB",
-    ]
-    lines = int8_net if int8 else [f"missed: {files.param} would be {net} in float"]
+    if int8 := [row for row in layers if row.is_int8]:
+        yield f"{word}: {files.param} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)"
+        yield f"other data: {result.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)"
+        yield f"layers: {len(int8)} of {len(layers)} are int8"
+        time = "unknown" if math.isnan(after) else f"{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms"
+        yield f"time: {time} {result.times}"
+        yield f"weights: {result.bytes[0] / 1e6:.2f} MB -> {result.bytes[1] / 1e6:.2f} MB"
+    else:
+        yield f"missed: {files.param} would be {net} in float"
+    for row in int8 if verbose else ():
+        yield f"int8: {row.type} '{row.layer}': {', '.join(_measured(row))}"
     floats: dict[str, list[str]] = {}
     for row in layers:
-        if row.is_int8 and verbose:
-            ms = " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds)
-            lines.append(
-                f"int8: {row.type} '{row.layer}': {decibels(row.noise):.1f} dB alone, {ms} ms, largest input "
-                f"{row.largest:.3g}, {row.cut:.2%} saturate"
-            )
-        elif not row.is_int8:
+        if not row.is_int8:
             floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)
-    lines += [f"float: {some_of(names, every=verbose)}: {reason}" for reason, names in floats.items()]
-    lines += [f"note: {note}" for note in result.notes]
+    yield from (f"float: {some_of(names, every=verbose)}: {reason}" for reason, names in floats.items())
+    yield from (f"note: {note}" for note in result.notes)
     if not result.missed:
-        lines.append("wrote: " + ", ".join(str(path) for path in files.paths if path.is_file()))
-    return lines
+        yield "wrote: " + ", ".join(str(path) for path in files.paths if path.is_file())
+
+
+def _measured(row: Int8Layer) -> Iterator[str]:
+    """Yield what is known of an int8 layer."""
+    from onnx2ncnn_opt.verification.sqnr import decibels
+
+    if row.noise is not None:
+        yield f"{decibels(row.noise):.1f} dB alone"
+    if row.seconds is not None:
+        yield " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds) + " ms"
+    if row.largest is not None:
+        yield f"largest input {row.largest:.3g}, {row.cut or 0:.2%} saturate"

@@ -63,14 +63,16 @@ def choose(
     measure: Callable[[Mapping[Item, Form]], Measured[Item]],
     limits: Sequence[Limit],
     attempts: int,
+    caution: float = _CAUTION,
 ) -> Plan[Item]:
     """Return the cheapest measured choice within the first of the limits that can be kept; else that of least error.
 
     `forms` has for each item (a layer, or several) its forms, the noisiest and cheapest first. The first choice that is
     measured has these. The search ends after so many `attempts`, two in vain, or if no better choice is predicted. If
-    no choice keeps a limit, the last one is that of the dearest forms, if that is not too dear.
+    no choice keeps a limit, the last one is that of the dearest forms, if that is not too dear. The search aims at
+    `caution` times the noise of a limit: 1 for limits that have to hold for the measured inputs only.
     """
-    search: _Search[Item] = _Search(forms, limits)
+    search: _Search[Item] = _Search(forms, limits, caution)
     choice = {item: each[0] for item, each in forms.items()}
     for _ in range(attempts):
         search.add(choice, measure(choice))
@@ -86,10 +88,10 @@ def choose(
 class _Search(Generic[Item]):
     """What the measurements have shown up to now."""
 
-    def __init__(self, forms: Mapping[Item, Sequence[Form]], limits: Sequence[Limit]) -> None:
+    def __init__(self, forms: Mapping[Item, Sequence[Form]], limits: Sequence[Limit], caution: float) -> None:
         self.forms, self._limits = forms, limits
         self._tried: dict[frozenset[tuple[Item, Any]], Plan[Item]] = {}
-        self._factor, self._aim, self._vain = np.ones(1), _CAUTION, 0  # the first is of measured to predicted noise
+        self._factor, self._aim, self._vain = np.ones(1), caution, 0  # the first is of measured to predicted noise
 
     @property
     def best(self) -> Plan[Item]:

@@ -15,21 +15,20 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, largest_sum, may_use_winograd, rows_of
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, WITH_SCALE, largest_sum, may_use_winograd, rows_of
 from onnx2ncnn_opt.ir.weight import Array, Encoding
 
-_LINEAR = ("Convolution", "ConvolutionDepthWise", "InnerProduct")
 _SIGNED = (Encoding.FP32, Encoding.FP32_FLAGGED, Encoding.FP16, Encoding.INT8)
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
+_SCALE, _NEXT_SCALE = "bottom_blob_int8_scales", "top_blob_int8_scales"
 
 
 def centre(graph: Graph, *, padded: bool = True) -> None:
     """Centre the inputs of int8 layers where all consumers allow it; skip padding layers if `padded` is False."""
-    for layer in graph:
-        for blob in layer.outputs:
-            if _is_one_sided(blob) and all(_takes_centred(consumer, padded) for consumer in blob.users):
-                _centre(layer, list(blob.users))
-    groups = [[layer, *layer.output.users] for layer in graph if "top_blob_int8_scales" in layer.weights]
+    for blob in [blob for layer in graph for blob in layer.outputs]:
+        if _is_one_sided(blob) and all(_takes_centred(consumer, padded) for consumer in blob.users):
+            _centre(blob)
+    groups = [[layer, *layer.output.users] for layer in graph if _NEXT_SCALE in layer.weights]
     while mixed := [group for group in groups if len({layer["featmask"] & Feature.NO_VULKAN for layer in group}) > 1]:
         for layer in (layer for group in mixed for layer in group):
             layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
@@ -38,10 +37,10 @@ def centre(graph: Graph, *, padded: bool = True) -> None:
 def is_centred(layer: Layer) -> bool:
     """Return True if `centre` has changed the input of an int8 layer."""
     producer = layer.inputs[0].producer
-    if producer is None or producer.type not in _LINEAR or producer["activation_type"] != Activation.CLIP:
+    if producer is None or producer.type not in WITH_SCALE or producer["activation_type"] != Activation.CLIP:
         return False
-    (low, high), scale = producer["activation_params"], float(layer.weights["bottom_blob_int8_scales"][0])
-    return bool(low < 0 and np.isclose(high * scale, LEVELS))
+    low, high = producer["activation_params"]
+    return bool(low < 0 and np.isclose(high * float(layer.weights[_SCALE][0]), LEVELS))
 
 
 def _is_one_sided(blob: Blob) -> bool:
@@ -50,18 +49,18 @@ def _is_one_sided(blob: Blob) -> bool:
     if producer is None or not _can_be_negated(producer) or blob.is_output:
         return False
     kind, limits = producer["activation_type"], producer["activation_params"]
-    if kind != Activation.RELU and not (kind == Activation.CLIP and limits[0] == 0):
-        return False
-    return len({float(user.weights["bottom_blob_int8_scales"][0]) for user in blob.users if _is_int8(user)}) == 1
+    is_cut = kind == Activation.RELU or (kind == Activation.CLIP and limits[0] == 0)
+    return is_cut and len(_scales(blob)) == 1
+
+
+def _scales(blob: Blob) -> set[float]:
+    """Return the scales by which int8 layers quantise a blob."""
+    return {float(layer.weights[_SCALE][0]) for layer in blob.users if _SCALE in layer.weights}
 
 
 def _can_be_negated(layer: Layer) -> bool:
-    is_linear = layer.type in _LINEAR and "weight_data" in layer.weights
+    is_linear = layer.type in WITH_SCALE and "weight_data" in layer.weights
     return is_linear and layer.weights.stored("weight_data").encoding in _SIGNED
-
-
-def _is_int8(layer: Layer) -> bool:
-    return layer.type in _LINEAR and "bottom_blob_int8_scales" in layer.weights
 
 
 def _pads(layer: Layer) -> bool:
@@ -71,33 +70,31 @@ def _pads(layer: Layer) -> bool:
 def _takes_centred(layer: Layer, padded: bool) -> bool:
     if not _can_be_negated(layer) or (_pads(layer) and layer["pad_value"] != 0):
         return False
-    if not _is_int8(layer):
+    if _SCALE not in layer.weights:
         return True
-    if _pads(layer) and not padded:
-        return False
-    is_safe = not may_use_winograd(layer) or bool(layer["featmask"] & Feature.NO_WINOGRAD)
-    return is_safe or largest_sum(rows_of(layer)) <= LARGEST_SUM
+    may_overflow = may_use_winograd(layer) and not layer["featmask"] & Feature.NO_WINOGRAD
+    return (padded or not _pads(layer)) and not (may_overflow and largest_sum(rows_of(layer)) > LARGEST_SUM)
 
 
-def _centre(producer: Layer, consumers: list[Layer]) -> None:
-    middle = LEVELS / 2 / next(float(c.weights["bottom_blob_int8_scales"][0]) for c in consumers if _is_int8(c))
+def _centre(blob: Blob) -> None:
+    producer, middle = blob.producer, LEVELS / 2 / min(_scales(blob))
+    assert producer is not None
     high = producer["activation_params"][1] if producer["activation_type"] == Activation.CLIP else math.inf
     _negate(producer, middle - _bias(producer))
     limits = (max(-middle, middle - high), middle)
     producer.params |= {"activation_type": int(Activation.CLIP), "activation_params": limits}
-    if "top_blob_int8_scales" in producer.weights:
-        producer.weights["top_blob_int8_scales"] = producer.weights["top_blob_int8_scales"] * np.float32(2)
-    for layer in consumers:
-        sums = rows_of(layer).sum(axis=1, dtype=np.float64)
-        if _is_int8(layer):
+    if _NEXT_SCALE in producer.weights:
+        producer.weights[_NEXT_SCALE] = producer.weights[_NEXT_SCALE] * np.float32(2)
+    for layer in list(blob.users):
+        is_int8, sums = _SCALE in layer.weights, rows_of(layer).sum(axis=1, dtype=np.float64)
+        if is_int8:
             scales = layer.weights["weight_data_int8_scales"].astype(np.float64)
             sums /= np.repeat(scales, layer["num_output"] // scales.size)
-            layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(2)
+            layer.weights[_SCALE] = layer.weights[_SCALE] * np.float32(2)
         _negate(layer, _bias(layer) + middle * sums)
-        if _pads(layer) and _is_int8(layer):
-            layer.params |= {"pad_value": float(LEVELS), "featmask": layer["featmask"] | Feature.NO_VULKAN}
-        elif _pads(layer):
-            layer.params["pad_value"] = middle
+        if _pads(layer):
+            layer.params["pad_value"] = float(LEVELS) if is_int8 else middle
+            layer.params |= {"featmask": layer["featmask"] | Feature.NO_VULKAN} if is_int8 else {}
 
 
 def _bias(layer: Layer) -> Array:

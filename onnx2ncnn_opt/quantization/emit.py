@@ -27,7 +27,6 @@ from onnx2ncnn_opt.ir.int8 import (
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
 
-_MARGIN = 4  # sums of other data may be 4 times as large as the largest of the calibration data
 _BLOCK = 64  # weights of a Gemm's row that share a scale
 _BLOCK_TERM = 801  # quantize_term: 8 bits, blocks of 64
 _SINGLE_SCALE_TERM = 2
@@ -35,20 +34,17 @@ _SINGLE_SCALE_TERM = 2
 
 @dataclass(frozen=True)
 class Scales:
-    """The scale of a layer's input, the input's mean by channel, and the scales of the weights' rows if known.
+    """The scale of a layer's input, the input's mean by channel, and the scales in STORED_SCALES if known.
 
     `whole`: store a Gemm's constant B, or attention's projections, without scales of blocks. `winograd`: allow
-    winograd for a 3x3 convolution. `largest_sum` is the largest sum of integer products in the calibration data, with
-    8 bits; None if not measured. `parts` are the scales in STORED_SCALES, for example from a table.
+    winograd for a 3x3 convolution.
     """
 
     input: float
     means: Array | None = None
-    rows: Array | None = None
+    rows: tuple[Array, ...] = ()
     whole: bool = False
     winograd: bool = True
-    largest_sum: float | None = None
-    parts: tuple[Array, ...] = ()
 
 
 def obstacle(layer: Layer) -> str:
@@ -66,14 +62,9 @@ def obstacle(layer: Layer) -> str:
     return _KINDS[layer.type].obstacle(layer)
 
 
-def has_static_scale(layer: Layer) -> bool:
-    """Return True if the net stores the scale of the layer's input; other layers compute it at run time."""
-    return layer.type in WITH_SCALE
-
-
 def form_of(layer: Layer) -> tuple[str, int]:
     """Return a description of an int8 layer's scales, and the bits of its weights; 0 bits if it has no weights."""
-    if has_static_scale(layer):
+    if layer.type in WITH_SCALE:
         largest = int(np.abs(layer.weights["weight_data"].astype(np.int32)).max(initial=0))
         bits = next(bits for bits in (6, 7, 8) if largest < 2 ** (bits - 1))
         no_winograd = layer.type == "Convolution" and layer["featmask"] & Feature.NO_WINOGRAD
@@ -133,31 +124,19 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 
 
 def _convolution(layer: Layer, scales: Scales) -> Layer:
-    """Store a scale for each row, 7 or 6 bits if winograd needs them, and a bias that corrects the mean error."""
-    rows, outputs, mask = rows_of(layer), layer["num_output"], 0
-    by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-    if may_use_winograd(layer):
-        largest: float = largest_sum(integers(rows, by_row[:, None]))
-        if scales.largest_sum is not None:
-            largest = min(largest, _MARGIN * scales.largest_sum)
-        bits = next((bits for bits in (8, 7, 6) if largest * 2.0 ** (bits - 8) <= LARGEST_SUM), 0)
-        if bits in (7, 6) and scales.rows is None and scales.winograd:
-            by_row = row_scales(rows, bits)
-        elif bits != 8 or not scales.winograd:
-            mask = Feature.NO_WINOGRAD
+    """Store a scale for each row, and a bias that corrects the mean error; without winograd if sums may overflow."""
+    rows, outputs = rows_of(layer), layer["num_output"]
+    by_row = scales.rows[0].astype(np.float32) if scales.rows else row_scales(rows)
     form = in_int8(layer, np.repeat(by_row, outputs // len(rows)), scales.input)
+    numbers = form.weights["weight_data"].reshape(rows.shape)
+    if may_use_winograd(layer) and (not scales.winograd or largest_sum(numbers) > LARGEST_SUM):
+        form.params["featmask"] = form["featmask"] | Feature.NO_WINOGRAD
     if pad := layer.get("pad_value"):  # ncnn pads the integers, for which it has no shader
-        form.params["pad_value"], mask = (
-            float(integers(np.array(pad), np.array(scales.input))),
-            mask | Feature.NO_VULKAN,
-        )
-    if mask:
-        form.params["featmask"] = form["featmask"] | mask
-    errors = (rows - form.weights["weight_data"].reshape(rows.shape) / by_row[:, None].astype(np.float64)).reshape(
-        outputs, -1
-    )
+        form.params["pad_value"] = float(integers(np.array(pad), np.array(scales.input)))
+        form.params["featmask"] = form["featmask"] | Feature.NO_VULKAN
+    errors = rows - numbers / by_row[:, None].astype(np.float64)
     groups = len(rows) if layer.type == "ConvolutionDepthWise" else 1
-    if (correction := _mean_error(errors, scales.means, groups)) is not None:
+    if (correction := _mean_error(errors.reshape(outputs, -1), scales.means, groups)) is not None:
         bias = layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs, np.float32)
         form.weights["bias_data"], form.params["bias_term"] = (bias + correction).astype(np.float32), 1
     return form
@@ -211,7 +190,7 @@ def _int8(numbers: Array) -> Weight:
 
 def _attention(layer: Layer, scales: Scales) -> Layer:
     """Store four projections with scales of blocks; if `whole`, with a scale for each row, and one for "out"."""
-    if scales.whole or scales.parts:
+    if scales.whole or scales.rows:
         return _in_parts(layer, scales, "quantize_term")
     weights: dict[str, Array | Weight | None] = {}
     for name in _PROJECTIONS:
@@ -226,7 +205,7 @@ def _in_parts(layer: Layer, scales: Scales, term: str = "int8_scale_term") -> La
     for part, (name, count) in enumerate(zip(STORED_SCALES.get(layer.type, ()), part_sizes(layer), strict=True)):
         weight = name.removesuffix("s").removesuffix("_int8_scale")
         rows = layer.weights[weight].reshape(count, -1)
-        by_row = np.resize(scales.parts[part], count).astype(np.float32) if scales.parts else row_scales(rows)
+        by_row = scales.rows[part].astype(np.float32) if scales.rows else row_scales(rows)
         weights |= {weight: _int8(integers(rows, by_row[:, None])), name: by_row}
     form = layer.having(weights=weights)
     form.params[term] = _SINGLE_SCALE_TERM
@@ -235,14 +214,10 @@ def _in_parts(layer: Layer, scales: Scales, term: str = "int8_scale_term") -> La
 
 def part_sizes(layer: Layer) -> tuple[int, ...]:
     """Return the number of scales for each name in STORED_SCALES."""
+    if layer.type in WITH_SCALE:
+        return (len(rows_of(layer)),)
     counts = {weight.name: weight.count for weight in layer.spec.weights} if layer.spec else {}
     return tuple(counts[name](layer) for name in STORED_SCALES.get(layer.type, ()))
-
-
-def needs_sums(layer: Layer) -> bool:
-    """Return True if the weights do not prove that sums of winograd with 8 bits stay below ncnn's limit."""
-    rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
-    return largest_sum(integers(rows, row_scales(rows)[:, None])) > LARGEST_SUM
 
 
 def _window_obstacle(layer: Layer) -> str:
@@ -273,8 +248,9 @@ class _Kind(NamedTuple):
 _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _PROJECTIONS = tuple(f"{name}_weight_data" for name in ("q", "k", "v", "out"))
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# Scales of weights that ncnn2table writes for layers that compute their input's scale at run time.
+# The scales of weights in the order of ncnn2table.
 STORED_SCALES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(WITH_SCALE, ("weight_data_int8_scales",)),
     "Embed": ("weight_data_int8_scale",),
     "MultiHeadAttention": (*(f"{name}_int8_scales" for name in _PROJECTIONS[:3]), "out_weight_data_int8_scale"),
     **dict.fromkeys(_RECURRENT, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LEVELS, integers, row_scales
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.int8 import LEVELS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.quantization.emit import rows_of
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
 
@@ -36,7 +35,6 @@ class Observed:
     numbers: int = 0  # in each channel
     samples: int = 0
     reached: int = 0  # samples that contain the largest number
-    largest_sum: float | None = None  # of the layer's output without bias, with weights as integers
 
     @property
     def largest(self) -> float:
@@ -91,51 +89,24 @@ class Observed:
 
 
 def observe(
-    graph: Graph,
-    runner: NcnnRunner,
-    layers: Iterable[Layer],
-    samples: Collection[Mapping[str, Feed]],
-    sums: Mapping[str, str] | None = None,
+    graph: Graph, runner: NcnnRunner, layers: Iterable[Layer], samples: Collection[Mapping[str, Feed]]
 ) -> dict[str, Observed]:
-    """Return the statistics of each layer's first input, by layer name; `sums` are outputs of `add_sums`.
-
-    Raises UsageError for non-finite numbers.
-    """
-    inputs = {layer: layer.inputs[0] for layer in layers}
+    """Return the statistics of each layer's first input, by layer name. Raises UsageError for non-finite numbers."""
+    inputs = {layer.name: layer.inputs[0] for layer in layers}
     names = list_layers(graph).tops
     observed = {blob: Observed() for blob in inputs.values()}
     blobs = {names[blob]: blob for layer in graph for blob in layer.outputs if blob in observed}
-    largest = dict.fromkeys((sums or {}).values(), 0.0)
-    steps = [*(WalkStep(name, send=True) for name in blobs), *map(WalkStep, largest)]
 
     def visit(step: WalkStep, stats: BlobStats) -> None:
-        if stats.array is None:
-            largest[step.blob] = max(largest[step.blob], stats.largest)
-            return
+        assert stats.array is not None
         if not np.isfinite(stats.array).all():
             raise UsageError(f"the blob '{step.blob}' of the float net is NaN or infinite for some of the data")
         for item in stats.array if stats.is_batch else [stats.array]:
             observed[blobs[step.blob]].add(item)
 
     for feeds in counted(samples, "the float net runs over the data", "samples"):
-        runner.walk(feeds, steps, visit)
-    return {
-        layer.name: replace(observed[blob], largest_sum=largest.get((sums or {}).get(layer.name, "")))
-        for layer, blob in inputs.items()
-    }
-
-
-def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
-    """Add an output to the net for each convolution, with its weights as integers; return output names by layer."""
-    outputs = {}
-    for layer in layers:
-        blob, rows = Blob(f"{layer.name}_sums"), rows_of(layer)
-        params = {**layer.params, "bias_term": 0, "activation_type": 0}
-        weights = {"weight_data": integers(rows, row_scales(rows)[:, None]).astype(np.float32).reshape(-1)}
-        graph.add(Layer(layer.type, blob.name, layer.inputs, [blob], params, weights))
-        graph.add_output(blob)
-        outputs[layer.name] = blob.name
-    return outputs
+        runner.walk(feeds, [WalkStep(name, send=True) for name in blobs], visit)
+    return {name: observed[blob] for name, blob in inputs.items()}
 
 
 def minmax(counts: Array, top: float, largest: float) -> float:

@@ -17,27 +17,19 @@ import numpy as np
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
+from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, WITH_SCALE, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.manifest import Int8Layer
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.precision.search import Form, Limit, Measured, choose
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
-from onnx2ncnn_opt.quantization.emit import (
-    Scales,
-    form_of,
-    forms_of,
-    has_static_scale,
-    int8_form,
-    needs_sums,
-    obstacle,
-    quantise,
-)
+from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, int8_form, obstacle, quantise
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
-from onnx2ncnn_opt.quantization.observe import METHODS, Observed, add_sums, observe
+from onnx2ncnn_opt.quantization.observe import METHODS, Observed, observe
 from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.latency import in_turns
@@ -65,6 +57,8 @@ _LAYER_WORK, _MAX_SAMPLES = 10**11, 64  # multiplications, and samples, to measu
 _CACHE = 2**28  # bytes of the float net's outputs that are kept in memory
 _CLOSE = 1.0  # decibels: the tolerance of a budget on other data
 _INFINITE_NOISE, _SILENCE = 1e6, 200.0  # a power and decibels that stand for infinite ones
+_MISSED = 1.12  # the error of a net with too little top-1: the next one has a fifth less noise
+_PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
 @dataclass(frozen=True)
@@ -117,29 +111,10 @@ class Options:
             forms = f"weights are {' or '.join(WEIGHTS)}, not {self.weights!r:.40}"
             raise UsageError(f"{forms}: ncnn has no fast kernels of others")
 
-
-@dataclass
-class Row:
-    """A layer: its largest input, the share of it that saturates (`cut`), and the `reason` if it stays float.
-
-    `noise` is the noise power with only this layer in int8, relative to the outputs' power. `seconds` are for float and
-    int8. `form` and `bits` describe the stored weights.
-    """
-
-    layer: str
-    type: str
-    largest: float = math.nan
-    cut: float = math.nan
-    noise: float = math.nan
-    seconds: tuple[float, float] = (math.nan, math.nan)
-    reason: str = ""
-    form: str = ""
-    bits: int = 0
-
     @property
-    def is_int8(self) -> bool:
-        """True if the layer is int8."""
-        return not self.reason
+    def needs_no_gain(self) -> bool:
+        """True if layers become int8 even if they get no faster."""
+        return self.every or self.like is not None
 
 
 @dataclass(frozen=True)
@@ -153,7 +128,7 @@ class Quantized:
     """
 
     graph: Graph
-    layers: tuple[Row, ...]
+    layers: tuple[Int8Layer, ...]
     decibels: float
     at_least: float
     top1: float | None
@@ -179,6 +154,29 @@ class Quantized:
         return ""
 
 
+@dataclass
+class Candidate:
+    """A layer that computes products, with scales for int8. It stays float if there is a `reason`.
+
+    `other` is a form that may be faster. The measurements are those of `Int8Layer`, NaN where unknown.
+    """
+
+    layer: Layer
+    scales: Scales
+    reason: str
+    other: Scales | None = None
+    largest: float = math.nan
+    cut: float = math.nan
+    noise: float = math.nan
+    seconds: tuple[float, float] = (math.nan, math.nan)
+
+    def row(self, form: str, bits: int, reason: str) -> Int8Layer:
+        """Return the candidate as a row of the result."""
+        found = {name: getattr(self, name) for name in ("largest", "cut", "noise", "seconds")}
+        known = {name: value for name, value in found.items() if np.isfinite(value).all()}
+        return Int8Layer(self.layer.name, self.layer.type, form, bits, **known, reason=reason)
+
+
 def quantize_net(
     param: Path,
     bin: Path,
@@ -186,42 +184,48 @@ def quantize_net(
     options: Options = Options(),
     *,
     release: int = NEWEST,
-    given: Mapping[str, Scales] | None = None,
+    given: Mapping[str, Scales | str] | None = None,
 ) -> Quantized:
     """Return the int8 form of a float net; `feeds` are the samples.
 
-    Layers whose int8 form needs a newer ncnn than `release` stay float. `given` are scales of a quantised model: then
-    no layer is left out. Raises UsageError for data or names that do not fit.
+    Layers whose int8 form needs a newer ncnn than `release` stay float. `given` are the scales of a quantised model, or
+    reasons why it has none: then layers stay int8 that spoil an output. Raises UsageError for data or names that do not
+    fit.
     """
     with ExitStack() as stack:
-        runs = _Runs(NetFiles(param, bin), feeds, options.on, stack)
-        table = calibrate(runs, options, release, given)
-        price(table, keeps_noisy=given is not None)
-        return search(table, options.budget)
+        runs = _Runs(NetFiles(param, bin), feeds, options, stack)
+        candidates = calibrate(runs, release, given)
+        price(runs, candidates, keeps_noisy=given is not None)
+        return search(runs, candidates)
 
 
 class _Runs:
     """The float net and its int8 forms in ncnn: here for statistics, on a target for times and the final noise."""
 
-    def __init__(self, files: NetFiles, feeds: Sequence[Mapping[str, Feed]], on: str | None, stack: ExitStack) -> None:
-        (target := find_target(on)).require()
-        self.files, self.feeds, self.net = files, feeds, read_net(files.param, files.bin).graph
+    def __init__(
+        self, files: NetFiles, feeds: Sequence[Mapping[str, Feed]], options: Options, stack: ExitStack
+    ) -> None:
+        (target := find_target(options.on)).require()
+        self.options, self.notes = options, list[str]()
+        self.feeds, self.net, self.size = feeds, read_net(files.param, files.bin).graph, files.bin.stat().st_size
         self.folder = Path(stack.enter_context(temporary_folder()))
         self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
-        self.device = self.worker if target == LOCAL else stack.enter_context(NcnnWorker(target))
-        self.float, self.float_there = (
-            NcnnRunner(files.param, files.bin, worker=each) for each in (self.worker, self.device)
-        )
+        self.float = self.float_there = NcnnRunner(files.param, files.bin, worker=self.worker)
+        if target != LOCAL:
+            device = stack.enter_context(NcnnWorker(target))
+            self.float_there = NcnnRunner(files.param, files.bin, worker=device)
+        self.device = self.float_there.worker
         greeting = self.device.start().greeting
         self.machine = "Vulkan" if target.vulkan else greeting["machine"]
         self.where = " ".join(target.described(greeting, []).split())
         self.is_timed = target.patience == 1 and "llvmpipe" not in greeting.get("gpu", "")
         machine = f"on {self.where}" if target != LOCAL else "on this machine"
         self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
+        self.least_gain = _MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN
         self.outputs = self.float.output_names()
-        are_enough = len(feeds) >= 2 * _MIN_SAMPLES
-        self.held = range(_HELD_OUT - 1, len(feeds), _HELD_OUT) if are_enough else range(len(feeds))
-        self.used = [i for i in range(len(feeds)) if i not in self.held or not are_enough]
+        every = range(len(feeds))
+        self.held = every[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else every
+        self.rest = [i for i in every if i not in self.held]
         self._expected: dict[int, dict[str, Array]] = {}  # the float net's outputs by sample
         self._room = _CACHE
 
@@ -258,6 +262,13 @@ class _Runs:
                     agreement.add(expected, outputs)
         return sorted(agreements, key=lambda agreement: agreement.noise, reverse=True)
 
+    def noise_of(self, name: str, scales: Scales, layers: int) -> float:
+        """Return the noise with one of some layers in int8, on as many held-out and other samples as are affordable."""
+        affordable = _LAYER_WORK // (layers * (multiplications(self.net) or _LAYER_WORK))
+        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
+        runner = self.written(self.graph({name: scales}), "int8", self.worker)
+        return self.agreements(runner, self.held[:half], [*self.held[:half], *self.rest[:half]])[0].noise
+
     def layer_times(
         self, layers: Sequence[Layer], nets: Sequence[Mapping[str, Scales]], turns: int
     ) -> tuple[Array, Array]:
@@ -285,154 +296,156 @@ class _Runs:
             ratios = np.array(known, np.float64)  # None is NaN
         return np.min([turn[0] for turn in times], axis=0), ratios
 
-
-@dataclass
-class _Candidates:
-    """The table: a row for each layer that computes products, and the scales of those that may become int8.
-
-    `forms` are others that may be faster. With `every`, layers become int8 even if they get no faster.
-    """
-
-    runs: _Runs
-    rows: dict[str, Row]
-    scales: dict[str, Scales]
-    forms: dict[str, Scales]
-    notes: list[str]
-    every: bool
-
-    def check(self) -> None:
-        """Forget the forms of layers that stay float. Raises UsageError if no layer is left."""
-        for scales in (self.scales, self.forms):
-            for name in [name for name in scales if self.rows[name].reason]:
-                del scales[name]
-        if not self.scales:
-            reason = next((row.reason for row in self.rows.values()), "it has no convolution and no product")
-            raise UsageError(f"no layer of the net can be int8: {reason}")
-
     def is_faster(self, seconds: tuple[float, float]) -> bool:
         """Return True if int8 saves so much of a layer's time that clock errors of 1 % change few decisions."""
-        return seconds[1] < seconds[0] * (1 - (_MIN_GAIN if self.runs.is_timed else _MIN_TABLE_GAIN))
+        return seconds[1] < seconds[0] * (1 - self.least_gain)
 
-    def noise_of(self, name: str, scales: Scales) -> float:
-        """Return the noise with one layer in int8: on held-out samples, or with others, as many as are affordable."""
-        runs = self.runs
-        affordable = _LAYER_WORK // (len(self.scales) * (multiplications(runs.net) or _LAYER_WORK))
-        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
-        held, rest = runs.held[:half], [i for i in range(len(runs.feeds)) if i not in runs.held][:half]
-        runner = runs.written(runs.graph({name: scales}), "int8", runs.worker)
-        return runs.agreements(runner, held, [*held, *rest])[0].noise
+    def net_times(self, runner: NcnnRunner) -> tuple[float, float]:
+        """Return the seconds of the float net and of an int8 net; a slow one that has to be fast is timed again."""
+        time_int8, time_float = (partial(net.time, self.feeds[0], self.outputs) for net in (runner, self.float_there))
+        latency = in_turns(time_int8, time_float, _NET_SECONDS)
+        for _ in range(0 if self.options.needs_no_gain else _RETRIES):
+            if latency.ratio > _MAX_SLOWDOWN:  # the machine may have been busy
+                latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
+        return latency.other / 1e3, latency.other / 1e3 * latency.ratio
 
 
-def calibrate(runs: _Runs, options: Options, release: int, given: Mapping[str, Scales] | None) -> _Candidates:
-    """Return the candidates with their scales: those `given`, or from the inputs of the layers in the float net.
+def calibrate(runs: _Runs, release: int, given: Mapping[str, Scales | str] | None) -> dict[str, Candidate]:
+    """Return the table of candidates, with the scales that are `given`, or those of their inputs in the float net.
 
     A 3x3 has another form without winograd. A Gemm or attention with blocks has one with a single scale.
     """
-    net, feeds = runs.net, runs.feeds
+    net, feeds, options = runs.net, runs.feeds, runs.options
     for blob in net.inputs:
         blob.shape, blob.batch = feeds[0][blob.name].mat
     infer_graph(net)
     earlier = None if options.like is None else forms_of(read_graph(options.like))
     few = _MIN_SAMPLES if options.budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
-    notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
-    rows = _rows(net, options.keep, earlier)
-    scales = {name: Scales(1.0) if given is None else given[name] for name in rows if given is None or name in given}
-    table = _Candidates(runs, rows, scales, {}, notes, options.every or earlier is not None)
-    table.check()
-
-    samples, graph = [feeds[i] for i in runs.used], net.copy()
-    layers = [layer for layer in graph if layer.name in table.scales]
-    sums = add_sums(graph, [layer for layer in layers if given is None and needs_sums(layer)])
-    read = [layer for layer in layers if has_static_scale(layer) or layer.type == "Gemm"]
-    runner = runs.written(graph, "sums", runs.worker) if sums else runs.float
-    observed = observe(graph, runner, read, samples, sums)
-    notes += _notes(observed, samples, {layer.name for layer in read if layer.inputs[0] in graph.inputs})
+    if len(feeds) < few:
+        runs.notes.append(f"{len(feeds)} samples are few; give {few} or more, as different as in use")
+    table = _candidates(net, options.keep, earlier, given)
+    candidates = _int8(table).values()
+    samples = [feeds[i] for i in runs.rest or runs.held]
+    read = [each.layer for each in candidates if each.layer.type in WITH_SCALE or each.layer.type == "Gemm"]
+    observed = observe(net, runs.float, read, samples)
+    runs.notes += _notes(observed, samples, {layer.name for layer in read if layer.inputs[0] in net.inputs})
     listed = {} if options.table is None else read_table(options.table, net)
-    for layer in layers:
-        name, stats, each = layer.name, observed.get(layer.name), table.scales[layer.name]
+    for each in candidates:
+        layer, name, stats = each.layer, each.layer.name, observed.get(each.layer.name)
         if given is None:
-            each = _scales(stats, options.method, listed.get(name), whole=options.weights == "int8")
-            if options.weights is None and _too_new(layer, each, release):
-                each = replace(each, whole=True)
+            each.scales = _scales(stats, options.method, listed.get(name), whole=options.weights == "int8")
+            if options.weights is None and _too_new(layer, each.scales, release):
+                each.scales = replace(each.scales, whole=True)
         if earlier is not None:
-            each = replace(each, whole=earlier[name][0], winograd=earlier[name][1])
+            each.scales = replace(each.scales, whole=earlier[name][0], winograd=earlier[name][1])
         elif may_use_winograd(layer):
-            table.forms[name] = replace(each, winograd=False)
+            each.other = replace(each.scales, winograd=False)
         elif layer.type in ("Gemm", "MultiHeadAttention") and given is None and options.weights is None:
-            table.forms |= {} if each.whole else {name: replace(each, whole=True)}
-        table.scales[name], rows[name].reason = each, _too_new(layer, each, release)
+            each.other = None if each.scales.whole else replace(each.scales, whole=True)
+        each.reason = _too_new(layer, each.scales, release)
         if stats is not None:
-            cut = stats.share_above(LEVELS / each.input) if has_static_scale(layer) else 0.0
-            rows[name].largest, rows[name].cut = stats.largest, cut
-    table.check()
+            cut = stats.share_above(LEVELS / each.scales.input) if layer.type in WITH_SCALE else 0.0
+            each.largest, each.cut = stats.largest, cut
+    _int8(table)
     return table
 
 
-def price(table: _Candidates, *, keeps_noisy: bool) -> None:
+def _int8(table: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """Return the candidates that may become int8. Raises UsageError if there are none."""
+    found = {name: each for name, each in table.items() if not each.reason}
+    if not found:
+        reason = next((each.reason for each in table.values()), "it has no convolution and no product")
+        raise UsageError(f"no layer of the net can be int8: {reason}")
+    return found
+
+
+def _candidates(
+    net: Graph, keep: Collection[str], earlier: Collection[str] | None, given: Mapping[str, Scales | str] | None
+) -> dict[str, Candidate]:
+    """Return a candidate for each layer with an int8 form, or that computes products: then with a reason."""
+    if unknown := set(keep) - {layer.name for layer in net}:
+        raise UsageError(f"there is no layer '{min(unknown)}' to keep")
+    candidates = {}
+    for layer in net:
+        scales = Scales(1.0) if given is None else given.get(layer.name, "the model does not quantise it")
+        reason = obstacle(layer)
+        if layer.type in _PRODUCTS or not reason:
+            if layer.name in keep:
+                reason = "it was chosen to stay float"
+            elif earlier is not None and layer.name not in earlier:
+                reason = reason or "it is float in the earlier net"
+            elif isinstance(scales, str):
+                reason = reason or scales
+            candidates[layer.name] = Candidate(layer, scales if isinstance(scales, Scales) else Scales(1.0), reason)
+    return candidates
+
+
+def price(runs: _Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> None:
     """Measure the noise of each candidate alone, and its time in float and in int8; take its faster form.
 
     A single scale is taken only if blocks are no faster than float. A layer with one form takes its time from the
     faster net, because winograd of its neighbours evicts caches. A layer that alone spoils an output stays float,
     unless the net `keeps_noisy` ones.
     """
-    runs, rows, scales = table.runs, table.rows, table.scales
-    for name in counted([*scales], "ncnn runs the net with one layer in int8", "layers"):
-        rows[name].noise = table.noise_of(name, scales[name])
+    candidates = _int8(table)
+    for name, each in counted([*candidates.items()], "ncnn runs the net with one layer in int8", "layers"):
+        each.noise = runs.noise_of(name, each.scales, len(candidates))
     announce("timing the layers in float and in int8")
-    layers, forms = [layer for layer in runs.net if layer.name in scales], table.forms
-    nets = [scales, {**scales, **forms}] if forms else [scales]
-    floats, ratios = runs.layer_times(layers, nets, _TURNS if forms or not table.every else _MIN_TURNS)
-    for name, before, factors in zip((layer.name for layer in layers), floats.tolist(), ratios.T.tolist(), strict=True):
-        first, last = (before, before * factors[0]), (before, before * factors[-1])
-        row, form = rows[name], forms.get(name)
-        row.seconds = (before, before * min(factors)) if form is None else first
-        is_better = form is not None and last[1] < first[1] * (1 - _MIN_GAIN)
-        if form and is_better and (not form.whole or table.is_faster(last) > table.is_faster(first)):
-            scales[name], row.seconds = form, last
-            row.noise = table.noise_of(name, form) if form.whole else row.noise
-        if not keeps_noisy and (alone := decibels(row.noise)) < _POOR:
-            row.reason = f"it alone spoils an output: {alone:.1f} dB are left"
+    first = {name: each.scales for name, each in candidates.items()}
+    others = {name: each.other for name, each in candidates.items() if each.other}
+    nets = [first, first | others] if others else [first]
+    turns = _TURNS if others or not runs.options.needs_no_gain else _MIN_TURNS
+    floats, ratios = runs.layer_times([each.layer for each in candidates.values()], nets, turns)
+    for name, before, factors in zip(candidates, floats.tolist(), ratios.T.tolist(), strict=True):
+        each, other = candidates[name], others.get(name)
+        each.seconds = (before, before * (min(factors) if other is None else factors[0]))
+        faster = (before, before * factors[-1])
+        is_better = faster[1] < each.seconds[1] * (1 - _MIN_GAIN)
+        if other and is_better and (not other.whole or runs.is_faster(faster) > runs.is_faster(each.seconds)):
+            each.scales, each.seconds = other, faster
+            each.noise = runs.noise_of(name, other, len(candidates)) if other.whole else each.noise
+        if not keeps_noisy and (alone := decibels(each.noise)) < _POOR:
+            each.reason = f"it alone spoils an output: {alone:.1f} dB are left"
 
 
-def search(table: _Candidates, budget: Budget) -> Quantized:
+def search(runs: _Runs, table: Mapping[str, Candidate]) -> Quantized:
     """Return the net within the budget whose layers save most time: those with most noise for it stay float.
 
     As long as the net is slow, the layer that saves least stays float.
     """
-    rows = [table.rows[name] for name in table.scales if not table.rows[name].reason]
-    rows = [row for row in rows if table.every or table.is_faster(row.seconds)]
-    saved = {row.layer: 1.0 if table.every else max(row.seconds[0] - row.seconds[1], 1e-9) for row in rows}
-    noises = {row.layer: min(row.noise, _INFINITE_NOISE) for row in rows}
+    every, budget = runs.options.needs_no_gain, runs.options.budget
+    rows = {name: each for name, each in table.items() if not each.reason and (every or runs.is_faster(each.seconds))}
+    saved = {name: 1.0 if every else max(each.seconds[0] - each.seconds[1], 1e-9) for name, each in rows.items()}
+    noises = {name: min(each.noise, _INFINITE_NOISE) for name, each in rows.items()}
     forms = {name: (Form(True, 0.0, noises[name]), Form(False, saved[name], 0.0)) for name in saved}
     nets: dict[frozenset[str], Quantized] = {}
 
     def measure(choice: Mapping[str, Form]) -> Measured[str]:
         chosen = _int8_of(choice)
-        net = nets[chosen] = nets.get(chosen) or write(table, chosen)
-        if is_by_noise:
+        net = nets[chosen] = nets.get(chosen) or write(runs, table, chosen)
+        if budget.decibels > -math.inf:
             return Measured(10 ** (-np.clip(net.kept(budget), -_SILENCE, _SILENCE) / 20))
-        return Measured(1.0 + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0)  # less noise is nearer
+        return Measured(_MISSED + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0)  # less noise is nearer
 
-    is_by_noise = budget.decibels > -math.inf
-    limit = Limit(10 ** (-budget.decibels / 20) if is_by_noise else 1.0)
+    limit = Limit(10 ** (-budget.decibels / 20) if budget.decibels > -math.inf else 1.0)
     for _ in range(_ATTEMPTS):
-        plan = choose(forms, measure, [limit], _ATTEMPTS)
+        plan = choose(forms, measure, [limit], _ATTEMPTS, caution=1.0)
         chosen = _int8_of(plan.choice)
         net = nets[chosen]
         missed = net.misses(budget)
-        if not chosen or missed or table.every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
+        if not chosen or missed or every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
             break
-        least, missed = min(chosen, key=saved.__getitem__), f"the net is no faster in int8 {table.runs.times}"
-        table.rows[least].reason = "the whole net is no faster with it in int8"
+        least, missed = min(chosen, key=saved.__getitem__), f"the net is no faster in int8 {runs.times}"
+        table[least].reason = "the whole net is no faster with it in int8"
         forms = {name: forms[name] for name in chosen if name != least}
     if chosen:
         return replace(net, missed=missed)
     if missing := [net for names, net in nets.items() if names and net.misses(budget)]:
         net, missed = max(missing, key=lambda net: net.kept(budget)), f"no layer can be int8 with a budget of {budget}"
-    elif table.every:
+    elif every:
         missed = "each layer that can be int8 spoils an output"
     else:
-        missed = f"no layer is faster in int8 {table.runs.times}; --all makes them int8 anyway"
+        missed = f"no layer is faster in int8 {runs.times}; --all makes them int8 anyway"
     return replace(net, missed=missed)
 
 
@@ -440,26 +453,28 @@ def _int8_of(choice: Mapping[str, Form]) -> frozenset[str]:
     return frozenset(name for name, form in choice.items() if form.value)
 
 
-def write(table: _Candidates, chosen: Collection[str]) -> Quantized:
+def write(runs: _Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -> Quantized:
     """Return the net with these layers in int8, with its noise, times and sizes, which are measured on the target."""
-    runs, rows = table.runs, table.rows
-    graph = runs.graph({name: scales for name, scales in table.scales.items() if name in chosen})
+    notes = [*runs.notes]
+    graph = runs.graph({name: table[name].scales for name in chosen})
     runner = runs.written(graph, "int8", runs.device)
     groups = runs.agreements(runner, runs.held, range(len(runs.feeds)))
     forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
     layers = tuple(
-        replace(row, form=forms[name][0], bits=forms[name][1])
-        if name in forms
-        else replace(row, reason=row.reason or _reason(table, row))
-        for name, row in rows.items()
+        each.row(*forms[name], "") if name in forms else each.row("", 0, each.reason or _reason(runs, each))
+        for name, each in table.items()
     )
-    notes = [*table.notes]
     if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
         notes.append(f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}")
     if groups[0].decibels < _POOR and chosen:
-        layer = max(chosen, key=lambda name: rows[name].noise)
+        layer = max(chosen, key=lambda name: table[name].noise)
         poor = f"an output is only {groups[0].decibels:.1f} dB from the float net; '{layer}' makes the most noise"
         notes.append(f"{poor}: --budget or --keep leaves layers float")
+    if runs.is_timed:
+        seconds = runs.net_times(runner)
+    else:
+        before = min(runs.float.time(runs.feeds[0], runs.outputs, 0.1))
+        seconds = before, before - sum(a - b for a, b in (table[name].seconds for name in chosen))
     return Quantized(
         graph,
         layers,
@@ -468,62 +483,30 @@ def write(table: _Candidates, chosen: Collection[str]) -> Quantized:
         groups[0].top1,
         min((group.least_top1 for group in groups if group.least_top1 is not None), default=None),
         len(runs.feeds),
-        _seconds(table, runner, chosen),
-        (runs.files.bin.stat().st_size, runner.bin.stat().st_size),
+        seconds,
+        (runs.size, runner.bin.stat().st_size),
         runs.times,
         tuple(notes),
     )
 
 
-def _seconds(table: _Candidates, runner: NcnnRunner, chosen: Collection[str]) -> tuple[float, float]:
-    """Return the seconds of the float net, and of the runner's net with these layers in int8."""
-    runs = table.runs
-    if not runs.is_timed:
-        before = min(runs.float.time(runs.feeds[0], runs.outputs, 0.1))
-        return before, before - sum(a - b for a, b in (table.rows[name].seconds for name in chosen))
-    time_int8, time_float = (partial(net.time, runs.feeds[0], runs.outputs) for net in (runner, runs.float_there))
-    latency = in_turns(time_int8, time_float, _NET_SECONDS)
-    for _ in range(_RETRIES):
-        if latency.ratio > _MAX_SLOWDOWN and not table.every:  # the machine may have been busy
-            latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
-    return latency.other / 1e3, latency.other / 1e3 * latency.ratio
-
-
-def _reason(table: _Candidates, row: Row) -> str:
+def _reason(runs: _Runs, each: Candidate) -> str:
     """Return why a layer stays float that has a form in int8."""
-    before, after = row.seconds
-    if math.isnan(after) and not table.every:
-        return f"its int8 kernel was not measured for {table.runs.where}"
-    if not table.is_faster(row.seconds) and not table.every:
-        least = _MIN_GAIN if table.runs.is_timed else _MIN_TABLE_GAIN
-        return f"int8 is not {least:.0%} faster {table.runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
-    return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
-
-
-def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) -> dict[str, Row]:
-    """Return a row for each layer with an int8 form, and with a reason for other layers that compute products."""
-    if unknown := set(keep) - {layer.name for layer in net}:
-        raise UsageError(f"there is no layer '{min(unknown)}' to keep")
-    rows = {}
-    for layer in net:
-        reason = "it was chosen to stay float" if layer.name in keep else obstacle(layer)
-        if layer.type in _PRODUCTS or not reason:
-            if earlier is not None and layer.name not in earlier:
-                reason = reason or "it is float in the earlier net"
-            rows[layer.name] = Row(layer.name, layer.type, reason=reason)
-    return rows
-
-
-_PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
+    before, after = each.seconds
+    if math.isnan(after) and not runs.options.needs_no_gain:
+        return f"its int8 kernel was not measured for {runs.where}"
+    if not runs.is_faster(each.seconds) and not runs.options.needs_no_gain:
+        times = f"{runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
+        return f"int8 is not {runs.least_gain:.0%} faster {times}"
+    return f"the budget has no room for its noise: {decibels(each.noise):.1f} dB alone"
 
 
 def _scales(blob: Observed | None, method: str, listed: Scales | None, *, whole: bool) -> Scales:
     """Return the scales of a layer from its input's statistics; scales `listed` in a table take precedence."""
     scales = Scales(1.0) if blob is None else Scales(LEVELS / (blob.threshold(method) * blob.margin), blob.means)
     if listed is not None:
-        scales = replace(scales, input=listed.input, rows=listed.rows, parts=listed.parts)
-    sums = None if blob is None or blob.largest_sum is None else blob.largest_sum * scales.input
-    return replace(scales, whole=whole, largest_sum=sums)
+        scales = replace(scales, input=listed.input, rows=listed.rows)
+    return replace(scales, whole=whole)
 
 
 def _too_new(layer: Layer, scales: Scales, release: int) -> str:

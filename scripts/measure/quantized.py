@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import LEVELS, row_scales
+from onnx2ncnn_opt.ir.int8 import LEVELS, WITH_SCALE, row_scales
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
-from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, quantise, rows_of
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise, rows_of
 from onnx2ncnn_opt.quantization.observe import Observed, observe
 from onnx2ncnn_opt.quantization.quantize import Options, Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
@@ -62,7 +62,7 @@ def as_ncnn_does(graph: Graph, files: NetFiles, feeds: Feeds) -> dict[str, Scale
     """Return the scales of ncnn2table with kl: 6 bits for each 3x3 of stride 1, no blocks, no means."""
     layers = [layer for layer in graph if not obstacle(layer)]
     with NcnnRunner(files.param, files.bin) as runner:
-        seen = observe(graph, runner, [layer for layer in layers if has_static_scale(layer)], feeds)
+        seen = observe(graph, runner, [layer for layer in layers if layer.type in WITH_SCALE], feeds)
     found = {}
     for layer in layers:
         if layer.name not in seen:
@@ -72,7 +72,7 @@ def as_ncnn_does(graph: Graph, files: NetFiles, feeds: Feeds) -> dict[str, Scale
             layer[name] for name in ("kernel_w", "kernel_h", "stride_w", "stride_h") if layer.type == "Convolution"
         ]
         rows = row_scales(rows_of(layer), 6 if window == [3, 3, 1, 1] else 8)
-        found[layer.name] = Scales(LEVELS / kl_threshold(seen[layer.name]), None, rows, largest_sum=0.0)  # no mask
+        found[layer.name] = Scales(LEVELS / kl_threshold(seen[layer.name]), None, (rows,))
     return found
 
 

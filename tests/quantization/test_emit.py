@@ -10,7 +10,6 @@ import pytest
 
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, obstacle, quantise
 from onnx2ncnn_opt.runtime.base import Array
@@ -213,33 +212,19 @@ def test_an_output_is_handed_over_as_float() -> None:
     assert layer(graph, "a")["int8_scale_term"] == 2
 
 
-@pytest.mark.parametrize(
-    ("channels", "seen", "levels", "featmask"),
-    [
-        (64, None, 127, 0),  # proven by the weights alone
-        (512, LARGEST_SUM / 5, 127, 0),  # by data
-        (512, None, 31, 0),
-        (512, LARGEST_SUM / 3, 63, 0),
-        (2048, None, 127, 64),  # nothing but no winograd
-    ],
-)
-def test_sums_of_3x3_stay_below_the_limit_of_winograd(
-    channels: int, seen: float | None, levels: int, featmask: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("channels", "featmask"), [(64, 0), (512, Feature.NO_WINOGRAD)])
+def test_winograd_only_if_the_weights_prove_its_sums(channels: int, featmask: int, tmp_path: Path) -> None:
     graph = built("Input in 0 1 x", f"Convolution l 1 1 x y 0=8 1=3 4=1 6={channels * 72}")
     conv = layer(graph, "l")
-    size = 0.3 if channels == 64 else 0.15 if channels == 512 else 1.0
-    signs = np.sign(drawn(channels * 72))
-    values = np.abs(signs) * np.float32(size)
+    values = np.full(channels * 72, 0.3, np.float32)
     values[:: channels * 9] = 1  # the largest of each row
     conv.weights["weight_data"] = values
     feed = np.abs(drawn(channels, 6, 6))
     feed *= 127 / feed.max()
     expected = run(graph, {"x": feed}, tmp_path)["y"]
-    quantise(graph, {"l": Scales(1.0, largest_sum=seen)})
-    assert (int(np.abs(conv.weights["weight_data"]).max()), conv["featmask"]) == (levels, featmask)
-    if seen is None:
-        assert decibels(expected, run(graph, {"x": feed}, tmp_path)["y"]) > 20
+    quantise(graph, {"l": Scales(1.0)})
+    assert (int(np.abs(conv.weights["weight_data"]).max()), conv["featmask"]) == (127, featmask)
+    assert decibels(expected, run(graph, {"x": feed}, tmp_path)["y"]) > 30
 
 
 REFUSED = {

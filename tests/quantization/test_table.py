@@ -33,8 +33,8 @@ def test_a_table_of_ncnn2table(tmp_path: Path) -> None:
     (tmp_path / "t").write_text(TABLE + "c_param_0 1\n\nanother 1 2\n")
     found = read_table(tmp_path / "t", built())
     assert {name: scales.input for name, scales in found.items()} == {"a": 30.5, "b": 12}
-    np.testing.assert_array_equal(found["a"].rows, [10, 20])
-    np.testing.assert_array_equal(found["b"].rows, [7, 7])
+    np.testing.assert_array_equal(found["a"].rows[0], [10, 20])
+    np.testing.assert_array_equal(found["b"].rows[0], [7, 7])
 
 
 def test_a_table_that_is_written_is_read_again(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_quantize_takes_its_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a_param_0 10 20 30\na 1", "needs 1 and 2 scales, not 1 for the input and 3"),
-        ("a 1", "1 for the input and 0 for the weights"),
+        ("a_param_0 10 20 30\na 1", "needs 2 scales for its weights, not 3, and one for its input"),
+        ("a 1", "needs 2 scales for its weights, not 0, and one for its input"),
         ("a_param_0 10 inf\na 1", "line 1: the scales of 'a_param_0'"),
         ("a_param_0 10 20\na 0", "line 2: the scales of 'a'"),
         ("a_param_0 ten\na 1", "line 1: a name and numbers"),
@@ -91,7 +91,7 @@ def test_layers_whose_inputs_get_scales_at_run_time(line: str, counts: list[int]
     quantise(graph, {"l": Scales(1.0, whole=True)})
     (tmp_path / "t").write_text(format_table(graph))
     found = read_table(tmp_path / "t", filled())
-    assert [part.size for part in found["l"].parts] == counts
+    assert [part.size for part in found["l"].rows] == counts
     again = filled()
     quantise(again, found)
     assert format_table(again) == format_table(graph)
