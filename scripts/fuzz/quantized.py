@@ -188,7 +188,7 @@ def trial(number: int, seed: int, folder: Path, workers: dict[str, NcnnWorker]) 
             agreement.add(here.run(feed), there.run(feed))
         if not agreement.decibels > result.decibels - _ROOM:
             return f"DIFFERENT on {on}, {net.kind}: {agreement.decibels:.1f} dB, here {result.decibels:.1f}"
-    alone = decibels(sum(row.noise for row in result.layers if row.is_int8))
+    alone = decibels(sum(row.noise or 0.0 for row in result.layers if row.is_int8))
     off = ", sum 2 dB off" * (abs(alone - result.decibels) > 2)
     return f"{net.kind}: {'named' if result.decibels < _LEAST else 'near'}{off}"
 

@@ -114,7 +114,7 @@ def _shown(result: Quantized) -> tuple[str, ...]:
     top1 = "" if result.top1 is None else f"{result.top1:.3f}"
     before, after = result.seconds
     layers = sum(row.is_int8 for row in result.layers)
-    alone = decibels(sum(row.noise for row in result.layers if row.is_int8))
+    alone = decibels(sum(row.noise or 0.0 for row in result.layers if row.is_int8))
     return f"{result.decibels:.1f}", f"{alone:.1f}", top1, f"{after / before:.2f}", str(layers)
 
 
