@@ -166,7 +166,7 @@ class NcnnServer(Server):
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = mat.numpy(**batch)
-        changes = (step["rounding"], step["noise"], step["relative"], step["source"])
+        changes = (step["rounded"], step["noise"], step["relative"], step["source"])
         is_changed = array.dtype == np.float32 and any(changes)
         if is_changed:
             array = np.array(array)
@@ -177,10 +177,10 @@ class NcnnServer(Server):
         sampled = slice(None, None, array.size // sample | 1) if sample else slice(0)
         samples = [array.reshape(-1)[sampled].copy()]
         if is_changed:
-            parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
             self.add_errors(array.reshape(-1), step, least, [seed, *blob.encode()])
             samples.append(array.reshape(-1)[sampled].copy())
-            round_blob(array, parts, step["rounding"], cast=step["cast"], fits=fits, is_batch=bool(batch))
+            if step["rounded"]:
+                round_blob(array, cast=step["cast"], fits=fits, is_batch=bool(batch))
             samples.append(array.reshape(-1)[sampled])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         for name in step["unread"]:
@@ -279,33 +279,29 @@ def extremes(array: Any) -> tuple[float, float, int, bool]:
     return least, float(sizes.max(initial=0.0, where=is_finite)), limits, False
 
 
-def round_blob(array: Any, parts: list[Any], rounding: str, *, cast: bool, fits: bool, is_batch: bool) -> None:
-    """Round a blob, which has these parts; with `cast` the last numbers of each plane as in ncnn's casts on ARM."""
-    exact = array.copy() if cast and rounding == "fp16" else None
-    for part in parts if rounding else ():
-        round_part(part, rounding, fits=fits)
+def round_blob(array: Any, *, cast: bool, fits: bool, is_batch: bool) -> None:
+    """Round a blob to fp16; with `cast` the last numbers of each plane as in ncnn's casts on ARM."""
+    exact = array.copy() if cast else None
+    for start in range(0, array.size, PART):
+        round_part(array.reshape(-1)[start : start + PART], fits=fits)
     if exact is not None:
         size = math.prod(array.shape[is_batch + (array.ndim - is_batch > 2) :])
         ends = slice(size - size % 4, None)
         array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
 
 
-def round_part(array: Any, rounding: str, *, fits: bool) -> None:
-    """Round float32 numbers to 16 bits; `fits` says that all are finite in fp16, else large ones become infinite."""
-    if rounding == "fp16" and not fits:
+def round_part(array: Any, *, fits: bool) -> None:
+    """Round float32 numbers to fp16; `fits` says that all are finite in fp16, else large ones become infinite."""
+    if not fits:
         with np.errstate(over="ignore"):
             array[:] = array.astype(np.float16)
-    elif rounding == "fp16":  # a quarter of the time: adding 2**13 times the number rounds it to fp16's last place
+    else:  # a quarter of the time: adding 2**13 times the number rounds it to fp16's last place
         bits = array.view(np.uint32) & np.uint32(0xFF << 23)
         np.maximum(bits, np.uint32((127 - 14) << 23), out=bits)  # smaller numbers are subnormal in fp16
         bits += np.uint32(13 << 23 | 1 << 22)
         large = bits.view(np.float32)
         array += large
         array -= large
-    elif rounding == "bf16":
-        bits = array.view(np.uint32)
-        even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        array[:] = np.where(np.isnan(array), array, even.view(np.float32))
 
 
 def mean_square(numbers: Any, *, fits: bool) -> float:

@@ -29,10 +29,10 @@ _STATS = {"largest": float, "special": int, "batch": bool, "errors": [float]}
 
 @dataclass(frozen=True)
 class WalkStep:
-    """A blob of a walk: it gets random errors, and is then rounded."""
+    """A blob of a walk: it gets random errors, and is then rounded to fp16 if `rounded`."""
 
     blob: str
-    rounding: str = ""  # "fp16", "bf16", or "" for no rounding
+    rounded: bool = False
     # On ARM, the layer computes in 32 bits and ncnn rounds the blob afterwards: in groups of four, and the remaining up
     # to three numbers one by one, by another rule.
     cast: bool = False
