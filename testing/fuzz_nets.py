@@ -10,9 +10,9 @@ from onnx2ncnn_opt.api.optimized import Optimized
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.inputs.net_draws import draw_runs
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.half import Noise
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.precision.fp16_run import Estimator
+from onnx2ncnn_opt.precision.half_sums import Inner
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verdict.errors import DEFAULT, compare
@@ -117,7 +117,7 @@ def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> b
         with Estimator(graph, feeds, 20, worker) as estimator:
             exact = estimator.run()
             sizes = {layer: max(exact.largest.get(blob, 0.0) for blob in layer.outputs) for layer in graph}
-            moved = estimator.run(noise={layer: Noise((NOISE * size,)) for layer, size in sizes.items()})
+            moved = estimator.run(noise={layer: Inner("", (NOISE * size,)) for layer, size in sizes.items()})
         for blob, before in exact.outputs.items():
             largest = max(float(np.nanmax(np.abs(before))), 1e-30)
             if not np.abs(before - moved.outputs[blob]).max() / largest <= found / 10:

@@ -14,12 +14,11 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
-from onnx2ncnn_opt.precision.effort import EFFORTS
 from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
 from onnx2ncnn_opt.precision.mask_forms import FULL, MaskForms
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, Measured, errors_of
 from onnx2ncnn_opt.precision.masks import BUDGET, find_masks
-from onnx2ncnn_opt.precision.search import Limit
+from onnx2ncnn_opt.precision.search import EFFORTS, Limit
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times

@@ -4,11 +4,10 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Activation, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Layer
@@ -30,17 +29,6 @@ HALF_WEIGHTS = frozenset(
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
-
-
-class Noise(NamedTuple):
-    """Random errors of elements: equally frequent root mean squares, and one error relative to the element.
-
-    `places` are factors of the sizes, see `half_sums.Inner`.
-    """
-
-    sizes: tuple[float, ...] = ()
-    relative: float = 0.0
-    places: bytes = b""
 
 
 def to_half(numbers: Array) -> Array:
@@ -196,22 +184,3 @@ def computes_in_half(layer: Layer) -> bool:
     """Return True if a layer's mask lets devices compute it in fp16: ARM's Softmax does, unless storage has 32 bits."""
     features = Feature.NO_FP16_STORAGE | (Feature.NO_FP16_ARITHMETIC if layer.type != "Softmax" else 0)
     return not layer["featmask"] & features
-
-
-# Layers and activations that ncnn computes in several steps in fp16. Relative errors measured on aarch64 and Vulkan:
-# 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
-_FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
-_FUNCTION_ERROR = 3e-4
-_TANH_ERROR = 1.5e-4  # absolute, even near 0: GPUs compute 1 - 2 / (exp(2 * x) + 1)
-_EXP_ERROR = 2.0**-12  # times the argument: GPUs round its product with log2(e)
-
-
-def function_noise(layer: Layer, largest: float) -> Noise:
-    """Return the noise of a layer's function in fp16; `largest` is the largest argument."""
-    if layer.computes(UnaryOp.EXP):
-        return Noise((), _EXP_ERROR * largest)
-    if layer.type == "TanH" or layer.computes(UnaryOp.TANH):
-        return Noise((_TANH_ERROR,), _FUNCTION_ERROR)
-    fused = layer["activation_type"] if layer.spec is not None and layer.spec.has_activation else Activation.NONE
-    is_inexact = layer.type in _FUNCTIONS or fused >= Activation.SIGMOID
-    return Noise((), _FUNCTION_ERROR if is_inexact else 0.0)

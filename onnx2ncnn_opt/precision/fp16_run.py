@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexe
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Noise, in_half, makes_32_bits
+from onnx2ncnn_opt.ir.half import in_half, makes_32_bits
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
@@ -51,7 +52,7 @@ _ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
 _FOUND = 0.01  # the least probability of something that a detector finds
-_STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
+_EXACT = Inner("")
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,22 @@ class Estimator:
         return solved([*dims, *((blob.batch, batch) for blob, _, batch in mats)])
 
     def run(
-        self, rounding: str = "", noise: Mapping[Layer, Noise] | None = None, *, sampled: bool = False, seed: int = 0
+        self,
+        noise: Mapping[Layer, Inner] = MappingProxyType({}),
+        *,
+        rounded: bool = False,
+        sampled: bool = False,
+        seed: int = 0,
     ) -> Walk:
-        """Run the net with every blob rounded to "fp16" or "bf16" (or none).
+        """Run the net, in fp16 if `rounded`: with every blob and the layers' own numbers rounded, except by masks.
 
-        With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
-        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. A `sampled` run computes
-        `Walk.inner`. The seed is that of the noise.
+        With `noise`, arithmetic in fp16 puts these errors on the outputs of layers, for a seed. A `sampled` run
+        computes `Walk.inner`.
         """
         walk, waiting = Walk(), dict[Blob, Array]()
         readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
         left = {blob: sum(user in readers for user in blob.users) for blob in self.names}
-        steps = self._steps(rounding, noise or {}, readers)
+        steps = self._steps(noise, readers, rounded=rounded)
         names = {step.blob for step in steps}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
@@ -219,21 +224,23 @@ class Estimator:
         """Return True if all probabilities are nearly 0, as those of text in a picture without any."""
         return bool(self.probabilities) and max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
 
-    def _steps(self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer]) -> dict[WalkStep, Blob]:
+    def _steps(
+        self, noise: Mapping[Layer, Inner], readers: Collection[Layer], *, rounded: bool
+    ) -> dict[WalkStep, Blob]:
         """Return the blobs of a run, in the order of the file; `readers` need theirs sent."""
         steps: dict[WalkStep, Blob] = {}
         unread: list[str] = []
         for layer, blob in self._known():
-            own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
             is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
             is_sent = is_end or any(user in readers for user in blob.users)
-            is_half = rounding == "fp16" and not layer["featmask"] & Feature.NO_FP16_STORAGE
-            other = self._halves.get(layer, "") if is_half else ""
+            other = "" if not rounded or layer["featmask"] & Feature.NO_FP16_STORAGE else self._halves.get(layer, "")
             if layer in self._unread:
                 as_half, as_is = self._unread[layer]
                 unread += (*as_half, other) if other else as_is
-            of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, _SAMPLE, other, tuple(unread)
-            steps[WalkStep(self.names[blob], own, *of_layer)] = blob
+            own, cast = noise.get(layer, _EXACT), makes_32_bits(layer)
+            is_rounded = rounded and blob not in self._indexes and not _stays(blob)
+            changes = is_rounded, cast, own.spread, own.relative, own.places
+            steps[WalkStep(self.names[blob], *changes, is_sent, _SAMPLE, other, tuple(unread))] = blob
             unread.clear()
         return steps
 
@@ -281,8 +288,8 @@ def _equal(feeds: Mapping[Blob, Feed], others: Mapping[Blob, Feed]) -> bool:
     return all(np.array_equal(feed.array, others[blob].array) for blob, feed in feeds.items())
 
 
-def _stays(blob: Blob, rounding: str) -> bool:
+def _stays(blob: Blob) -> bool:
     """Return True if a blob keeps 32 bits: its producer writes them, and all consumers want them."""
     maker = blob.producer
     deciding = (*blob.users, *([maker] if maker is not None and maker.type not in SOURCES else ()))
-    return all(layer["featmask"] & _STORAGE.get(rounding, 0) for layer in deciding)
+    return all(layer["featmask"] & Feature.NO_FP16_STORAGE for layer in deciding)

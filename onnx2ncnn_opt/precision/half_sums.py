@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from onnx2ncnn_opt.ir.attention import mask_slot
-from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction
+from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.half import INPUT_MARGIN, LARGEST, computes_in_half, softmax_size, to_half, winograd_tile
@@ -54,8 +54,8 @@ class Inner(NamedTuple):
     """
 
     how: str
-    spread: tuple[float, ...]
-    overflows: bool
+    spread: tuple[float, ...] = ()
+    overflows: bool = False
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
     device: Device | None = None
     relative: float = 0.0
@@ -219,14 +219,13 @@ def _by_place(errors: Array, powers: Array, plane: Array) -> tuple[Array, bytes]
 
 def _factors(layer: Layer, inputs: Sequence[Array]) -> tuple[Array, Array] | None:
     """Return two matrices: the layer multiplies rows of the first and of the second; None for other layers."""
+    x, given = inputs[0], list(inputs)
     if layer.type in ("MatMul", "Gemm"):
-        operands = _operands(layer, list(inputs))
-        if len(operands) < 2 or any(operand.ndim < 2 for operand in operands):
+        a, b = given[:2] if layer.type == "MatMul" else (_operand(layer, name, given) for name in "AB")
+        if a is None or b is None or min(a.ndim, b.ndim) < 2:
             return None
-        # The first matrix of each stands for all.
-        a, b = (operand.reshape(-1, *operand.shape[-2:])[0] for operand in operands)
-        return a, b
-    x = inputs[0]
+        a, b = (each.reshape(-1, *each.shape[-2:])[0] for each in (a, b))  # the first matrix of each stands for all
+        return a.T if layer.type == "Gemm" and layer["transA"] else a, b if layer["transB"] else b.T
     weight = _floats(layer, "weight_data") if layer.type in ("InnerProduct", "Deconvolution") else None
     if weight is None:
         return None
@@ -238,21 +237,13 @@ def _factors(layer: Layer, inputs: Sequence[Array]) -> tuple[Array, Array] | Non
     return x.reshape(x.shape[0], -1).T, weight.reshape(layer["num_output"], x.shape[0], -1)[:, :, 0]
 
 
-def _operands(layer: Layer, inputs: list[Array]) -> list[Array]:
-    """Return both factors of a matrix product, with the summed axis last; fewer if one is not known in floats."""
-    if layer.type == "MatMul":
-        a, b = inputs[:2]
-        return [a, b if layer["transB"] or b.ndim < 2 else np.swapaxes(b, -1, -2)]
-    operands: list[Array] = []
-    for name, size, sums_last in (("A", "constantM", not layer["transA"]), ("B", "constantN", layer["transB"])):
-        matrix = inputs.pop(0) if inputs and not layer[f"constant{name}"] else None
-        if layer[f"constant{name}"] and (stored := _floats(layer, f"{name}_data")) is not None:
-            shape = (layer[size], layer["constantK"])
-            matrix = stored.reshape(shape if sums_last else shape[::-1])
-        if matrix is None:
-            return []
-        operands.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
-    return operands
+def _operand(layer: Layer, name: str, inputs: list[Array]) -> Array | None:
+    """Return a factor of a Gemm, which takes inputs in their order; None if it is not known in floats."""
+    if not layer[f"constant{name}"]:
+        return inputs.pop(0) if inputs else None
+    stored, size = _floats(layer, f"{name}_data"), layer["constantK"]
+    is_first = layer["transA"] if name == "A" else not layer["transB"]
+    return None if stored is None else stored.reshape((size, -1) if is_first else (-1, size))
 
 
 def _lanes(layer: Layer, x: Array) -> int:
@@ -473,7 +464,27 @@ def _probabilities(layer: Layer, inputs: Sequence[Array], rng: np.random.Generat
     halves = np.add.accumulate(terms.astype(np.float16), axis=1, dtype=np.float16)[:, -1].astype(np.float64)
     errors = np.abs(halves / sums - 1) / sums  # of the largest probability, which is 1 / sum
     how = f"sums of {rows.shape[1]} exponentials"
-    yield Inner(how, (), overflows=False, remedy=FP32, relative=float(np.nanmax(errors) * sums.min()))
+    yield Inner(how, remedy=FP32, relative=float(np.nanmax(errors) * sums.min()))
+
+
+# Layers and activations that ncnn computes in several steps in fp16. Relative errors measured on aarch64 and Vulkan:
+# 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
+_FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
+_FUNCTION_ERROR = 3e-4
+_TANH_ERROR = 1.5e-4  # absolute, even near 0: GPUs compute 1 - 2 / (exp(2 * x) + 1)
+_EXP_ERROR = 2.0**-12  # times the argument: GPUs round its product with log2(e)
+
+
+def of_function(layer: Layer, largest: float) -> Inner:
+    """Return the effect of fp16 on a layer's function; `largest` is the largest argument."""
+    how = "the steps inside its function"
+    if layer.computes(UnaryOp.EXP):
+        return Inner(how, relative=_EXP_ERROR * largest)
+    if layer.type == "TanH" or layer.computes(UnaryOp.TANH):
+        return Inner(how, (_TANH_ERROR,), relative=_FUNCTION_ERROR)
+    fused = layer["activation_type"] if layer.spec is not None and layer.spec.has_activation else Activation.NONE
+    is_inexact = layer.type in _FUNCTIONS or fused >= Activation.SIGMOID
+    return Inner(how, relative=_FUNCTION_ERROR if is_inexact else 0.0)
 
 
 # The terms that a Reduction accumulates.

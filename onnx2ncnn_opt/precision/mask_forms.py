@@ -15,7 +15,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.half import winograd_tile
-from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, is_exact, mean_of, ratios_of
+from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, is_exact, relative_errors
 from onnx2ncnn_opt.precision.search import Form, Limit, Measured, Plan, choose
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
 from onnx2ncnn_opt.runtime.base import Array
@@ -60,8 +60,7 @@ class MaskForms:
             if layer in whole:
                 reason = "rounding blobs to fp16 in this part of the net makes too large an error of an output"
             else:
-                how = self.judge.inner[layer][0].how if layer in self.judge.inner else "the steps inside its function"
-                reason = f"{how} in fp16 make errors of {self.alone(layer):.1e} of an output"
+                reason = f"{self.judge.noise()[layer].how} in fp16 make errors of {self.alone(layer):.1e} of an output"
             yield layer, Mask(layer.name, layer.type, features, reason, self.judge.reference.largest_of(layer.outputs))
 
     def alone(self, layer: Layer) -> float:
@@ -70,8 +69,7 @@ class MaskForms:
 
     def _measure(self, choice: Mapping[int, Form]) -> Measured[int]:
         masks = _masks(choice)
-        measured = ratios_of(mean_of([judge.errors(masks) for judge in self._judges]))
-        errors = np.array([*measured.values()])
+        errors = np.array([*relative_errors([judge.errors(masks) for judge in self._judges]).values()])
         self._learn(masks, errors**2)
         return Measured(errors, {at: list(self._forms(block)) for at, block in enumerate(self._blocks)})
 
@@ -122,7 +120,7 @@ class MaskForms:
 
     def _steps(self, layer: Layer) -> Iterator[tuple[float, Layer, Feature, float, Array]]:
         """Yield the masks of a layer's arithmetic: noise by price, the mask, its extra price, and the noise left."""
-        inner, cost, noise = self.judge.inner.get(layer, ()), self._costs[layer] or 1e-9, self._own[layer]
+        inner, cost, noise = self.judge.reference.inner.get(layer, ()), self._costs[layer] or 1e-9, self._own[layer]
         if not winograd_tile(layer):
             features = inner[0].remedy if inner else Feature.NO_FP16_ARITHMETIC
             yield noise.max() / cost, layer, features, cost, 0.0 * noise
@@ -134,7 +132,7 @@ class MaskForms:
 
     def _left(self, layer: Layer, features: Feature) -> Array:
         """Return the noise that a layer's arithmetic makes with a mask."""
-        inner, noise = self.judge.inner.get(layer, ()), self._own[layer]
+        inner, noise = self.judge.reference.inner.get(layer, ()), self._own[layer]
         if features != Feature.NO_WINOGRAD:
             return 0.0 * noise
         share = (inner[-1].error / inner[0].error) ** 2 if inner and inner[0].error else 0.0

@@ -10,20 +10,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Reduction
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, product, substituted
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Noise, computes_in_half, function_noise
+from onnx2ncnn_opt.ir.half import computes_in_half
 from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk
-from onnx2ncnn_opt.precision.half_sums import Inner
-from onnx2ncnn_opt.precision.noise_shares import noise_shares
+from onnx2ncnn_opt.precision.half_sums import Inner, of_function
 from onnx2ncnn_opt.runtime.base import Array
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
-_NEARER = 1.0  # log-odds that other inputs change
 
 Masks = Mapping[Layer, Feature]
 Measured: TypeAlias = Mapping[Blob, tuple[float, float]]  # errors of outputs, NaN if infinite, and largest values
@@ -76,35 +74,16 @@ def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
     return float(np.abs(errors).max(initial=0.0, where=np.isfinite(errors))) / 2
 
 
-def _nearby_error(probabilities: Array, expected: Array) -> float:
-    """Return the largest error that probabilities would have if their log-odds were nearer to 0 by `_NEARER`.
-
-    It is relative to the largest probability, which is 0.5 or more then. With odds o, the slope is o / (1 + o)^2.
-    """
-    less = np.minimum(expected, 1 - expected)
-    odds = less / (1 - less)
-    factors = 1 / np.maximum(odds, math.exp(-_NEARER))
-    slopes = factors * np.square((1 + odds) / (1 + factors * odds))  # relative to the present ones
-    errors = np.abs(probabilities - expected) * slopes / max(0.5, expected.max(initial=0.0))
-    return float(errors.max(initial=0.0, where=np.isfinite(errors)))
-
-
-def largest_error(measured: Measured) -> float:
-    """Return the largest error in units of an output's largest value; NaN if one is not finite."""
-    ratios = ratios_of(measured).values()
-    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
-
-
-def ratios_of(measured: Measured) -> dict[Blob, float]:
-    """Return the errors in units of the outputs' largest values."""
-    return {blob: error / (size or 1.0) for blob, (error, size) in measured.items()}
-
-
-def mean_of(several: Sequence[Measured]) -> Measured:
-    """Return the root mean squares of the errors and largest values of each output."""
+def relative_errors(several: Sequence[Measured]) -> dict[Blob, float]:
+    """Return the error of each output in units of its largest value, both on average (root mean square) over inputs."""
     columns = [np.array([*measured.values()], np.float64).reshape(-1, 2) for measured in several]
     rows = np.sqrt(np.mean(np.square(columns), axis=0)).tolist()
-    return {blob: (error, size) for blob, (error, size) in zip(several[0], rows, strict=True)}
+    return {blob: error / (size or 1.0) for blob, (error, size) in zip(several[0], rows, strict=True)}
+
+
+def largest_error(*several: Measured) -> float:
+    """Return the largest of the `relative_errors`; NaN if one is not finite."""
+    return float(np.max([*relative_errors(several).values()], initial=0.0))
 
 
 class MaskJudge:
@@ -121,42 +100,26 @@ class MaskJudge:
         self._left_out = integers if estimator.choices else ()
         self._errors: dict[tuple[int, ...], Measured] = {}  # by the masks of all layers
         self._last: tuple[tuple[int, ...], Walk] | None = None
-        self._nearby: dict[tuple[int, ...], float] = {}
-        sizes = estimator.sizes()
-        self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
-        self._sizes = sizes
+        self._sizes = estimator.sizes()
+        self.multiplications = {layer: self._number(multiplications_of(layer) or 0) for layer in self.graph}
         self.reference = estimator.run(sampled=True)  # in fp32
-        self.inner: Mapping[Layer, Sequence[Inner]] = self.reference.inner
 
-    def noise(self) -> dict[Layer, Noise]:
+    def noise(self) -> dict[Layer, Inner]:
         """Return the errors that the arithmetic of layers makes with their present masks."""
-        found: dict[Layer, Noise] = {}
-        for layer in self.graph:
-            if not computes_in_half(layer):
-                continue
-            ways = self.inner.get(layer, ())
-            noise = function_noise(layer, self.reference.largest_of(layer.inputs))
-            if ways:
-                way = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0]
-                noise = Noise(way.spread, max(noise.relative, way.relative), way.places)
-            if any(noise.sizes) or noise.relative:
-                found[layer] = noise
+        found: dict[Layer, Inner] = {}
+        for layer in filter(computes_in_half, self.graph):
+            function = of_function(layer, self.reference.largest_of(layer.inputs))
+            ways = self.reference.inner.get(layer) or [function]
+            way = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0]
+            found[layer] = way._replace(relative=max(function.relative, way.relative))
         return found
-
-    def run(self) -> Walk:
-        """Return a run in fp16 with the masks that the layers have."""
-        key, walk = self._key(), self.estimator.run("fp16", self.noise(), seed=self._seed)
-        self._last = key, walk
-        both = ((walk.outputs[blob], self.reference.outputs[blob]) for blob in self.estimator.probabilities)
-        self._nearby[key] = max((_nearby_error(*arrays) for arrays in both), default=0.0)
-        return walk
 
     def walk(self) -> Walk:
         """Return the last run in fp16 if it had the masks that the layers have, or a new one."""
-        return self._last[1] if self._last and self._last[0] == self._key() else self.run()
-
-    def _measured(self, walk: Walk) -> Measured:
-        return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
+        key = self._key()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self.estimator.run(self.noise(), rounded=True, seed=self._seed)
+        return self._last[1]
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error of an output with masks added, see `largest_error`."""
@@ -171,6 +134,9 @@ class MaskJudge:
 
     def _measure(self) -> Measured:
         return self._measured(self.walk())
+
+    def _measured(self, walk: Walk) -> Measured:
+        return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
 
     def shares(self, masks: Masks, powers: Array) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
         """Divide powers of noise at the outputs, with masks added, among the layers, see `noise_shares`."""
@@ -195,7 +161,12 @@ class MaskJudge:
     def cost(self, layer: Layer) -> float:
         """Return the cost of computing a layer in fp32, as multiplications."""
         elements = sum(product(blob.shape or ()) for blob in layer.outputs)
-        return self.multiplications[layer] + _ELEMENT_COST * _number(elements, self._sizes)
+        return self.multiplications[layer] + _ELEMENT_COST * self._number(elements)
+
+    def _number(self, dim: Dim) -> int:
+        """Return a dimension at the sizes of the inputs; 1 if it is not known."""
+        number = substituted(dim, self._sizes)
+        return number if isinstance(number, int) else 1
 
     def price(self) -> float:
         """Return the share of the multiplications that the masks of layers keep from fp16 arithmetic."""
@@ -204,20 +175,11 @@ class MaskJudge:
 
     def rounding_share(self) -> Array:
         """Return the part of the power of noise at each output that rounding every blob to fp16 makes."""
-        rounding = self._measured(self.estimator.run("fp16"))
+        rounding = self._measured(self.estimator.run(rounded=True))
         shares = [
             (error / max(self.errors()[blob][0], error) if error else 0.0) for blob, (error, _) in rounding.items()
         ]
         return np.square(shares)
-
-    def nearby_error(self) -> float:
-        """Return the largest error of probabilities for inputs that are a little less clear, like `error`.
-
-        The errors of a classifier depend on its least clear row or pixel: other inputs have others.
-        """
-        if self._key() not in self._nearby:
-            self.run()
-        return self._nearby[self._key()]
 
     def is_undecided(self, error: float) -> bool:
         """Return True if an error may change an index, because the two largest numbers differ by less."""
@@ -233,27 +195,17 @@ class MaskJudge:
                     return True
         return False
 
-    def integers_differ(self, walk: Walk, integers: Collection[Blob]) -> bool:
-        """Return True if an output of integers has others in a run, both as the bits of floats and as values."""
-        known = self.reference.outputs
-        both = [(walk.outputs[blob], known[blob]) for blob in integers if blob in known]
+    def integers_differ(self, integers: Collection[Blob]) -> bool:
+        """Return True if an output of integers has others in fp16, both as the bits of floats and as values."""
+        both = [
+            (self.walk().outputs[blob], known) for blob, known in self.reference.outputs.items() if blob in integers
+        ]
         return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
 
 
 def is_exact(layer: Layer) -> bool:
     """Return True if a layer's masks keep it from fp16 arithmetic."""
     return bool(layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE))
-
-
-def joint_error(judges: Sequence[MaskJudge]) -> float:
-    """Return the largest error of an output, on average over the inputs of several judges."""
-    return largest_error(mean_of([judge.errors() for judge in judges]))
-
-
-def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
-    """Return a dimension at some sizes; 1 if it is not known."""
-    number = substituted(dim, sizes)
-    return number if isinstance(number, int) else 1
 
 
 @contextmanager
@@ -267,3 +219,54 @@ def restored_masks(graph: Graph) -> Iterator[None]:
             layer.params.pop("featmask", None)
             if mask is not None:
                 layer.params["featmask"] = mask
+
+
+def noise_shares(
+    graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]
+) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
+    """Divide the noise of a walk among the layers of a graph; `outputs` are blobs with the power of their noise.
+
+    The error of a blob has two sources: its layer's own arithmetic, whose size is known, and the errors of its inputs.
+    So the power of the noise at an output is divided from the last layer to the first, from samples of all blobs. The
+    first result are powers of a layer's arithmetic, the second ones those of rounding what it writes.
+    """
+    squares = {blob: _mean_square(sample) for blob, sample in reference.samples.items()}
+    # An output is not known before its own errors, but with them.
+    gone = {
+        blob: sum(walk.errors[blob]) if blob in walk.outputs or blob in walk.scores else 0.0 for blob in walk.errors
+    }
+    with np.errstate(invalid="ignore"):  # infinity less infinity, as in masks, is left out of the mean
+        came = {
+            blob: max(_mean_square(sample - reference.samples[blob]) - gone[blob], 0.0)
+            for blob, sample in walk.samples.items()
+        }
+    total = np.array([power for _, power in outputs])
+    arriving: dict[Blob, Array] = {}
+    for (blob, _), row in zip(outputs, np.diag(total), strict=True):
+        arriving[blob] = arriving.get(blob, 0.0) + row
+    found: dict[Layer, Array] = {}
+    rounding: dict[Layer, Array] = {}
+    for layer in reversed(list(graph)):
+        powers = [arriving.pop(blob) for blob in layer.outputs if blob in arriving]
+        if not powers:
+            continue
+        power = np.sum(powers, axis=0)
+        known = [blob for blob in layer.outputs if blob in came]
+        own, rounded = (sum(walk.errors[blob][at] for blob in known if walk.errors[blob]) for at in range(2))
+        inputs = {blob: came[blob] + sum(walk.errors[blob]) for blob in layer.inputs if blob in came}
+        inputs = {blob: square for blob, square in inputs.items() if square}
+        error = own + rounded + (sum(came[blob] for blob in known) if inputs else 0.0)  # or all of it begins here
+        if error:
+            found[layer], rounding[layer] = power * (own / error), power * (rounded / error)
+            power = power * max(1.0 - (own + rounded) / error, 0.0)
+        if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, Eltwise.SUM) and layer.type != "Concat":
+            inputs = {blob: square / (squares[blob] or 1.0) for blob, square in inputs.items()}
+        for blob, part in inputs.items():
+            arriving[blob] = arriving.get(blob, 0.0) + power * (part / sum(inputs.values()))
+    return found, rounding
+
+
+def _mean_square(numbers: Array) -> float:
+    """Return the mean square of the finite numbers."""
+    squares = np.square(numbers, dtype=np.float64)
+    return float(squares.mean(where=np.isfinite(squares))) if np.isfinite(squares).any() else 0.0

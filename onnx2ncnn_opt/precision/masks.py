@@ -18,11 +18,10 @@ from onnx2ncnn_opt.inputs.draws import DATA, Draw
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, INPUT_MARGIN, LARGEST
-from onnx2ncnn_opt.precision.effort import EFFORTS, Effort
-from onnx2ncnn_opt.precision.fp16_run import Estimator, Walk, most_ordinary
+from onnx2ncnn_opt.precision.fp16_run import Estimator, most_ordinary
 from onnx2ncnn_opt.precision.mask_forms import MaskForms
-from onnx2ncnn_opt.precision.mask_judge import MaskJudge, joint_error, restored_masks
-from onnx2ncnn_opt.precision.search import Limit
+from onnx2ncnn_opt.precision.mask_judge import MaskJudge, largest_error, restored_masks
+from onnx2ncnn_opt.precision.search import EFFORTS, Effort, Limit
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
 from onnx2ncnn_opt.runtime.base import Feed
 
@@ -34,9 +33,7 @@ _USELESS = 0.15  # with a larger error fp16 is of no use, and masks may cost any
 # Of most nets, and of those whose outputs have few numbers, whose errors vary by chance: the number of inputs, and the
 # error of one input, times the first limit, with which no other has to run.
 _INPUTS, _SURE, _FEW_NUMBERS = (2, 4), (0.5, 0.25), 2**8
-# Errors on devices may be so many times the estimate: their inputs and kernels differ. The second number is for inputs
-# that are less clear anyway.
-_DOUBT, _DOUBT_NEARBY = 1.75, 1.5
+_DOUBT = 1.75  # errors on devices may be so many times the estimate: their inputs and kernels differ
 _MOST_ROUNDS = 8  # to mask layers that overflow
 
 
@@ -50,7 +47,6 @@ class Precision:
     is_undecided: bool = False  # an index may be another one, where two numbers are nearly equal
     price: float = 0.0  # the share of the multiplications that masks keep from fp16 arithmetic
     overflow: str = ""  # the layer that overflows only with large inputs
-    nearby: float = 0.0  # the error of probabilities that are a little less clear, see `MaskJudge.nearby_error`
 
     @property
     def ok(self) -> bool:
@@ -90,8 +86,7 @@ class Precision:
     @property
     def may_exceed(self) -> bool:
         """True if devices may be off by more than BUDGET, because the estimate is that inexact."""
-        largest = max(self.error * _DOUBT, self.nearby * _DOUBT_NEARBY)
-        return not self.ok or self.is_undecided or largest > BUDGET
+        return not self.ok or self.is_undecided or self.error * _DOUBT > BUDGET
 
 
 @contextmanager
@@ -149,11 +144,11 @@ def find_masks(
         _mask_overflow([first], found)
         judges = [first]
         has_few = sum(array.size for array in first.reference.outputs.values()) <= _FEW_NUMBERS
-        if max(first.error(), first.nearby_error()) > _SURE[has_few] * LIMITS[0].error:
+        if first.error() > _SURE[has_few] * LIMITS[0].error:
             others = islice(given, _INPUTS[has_few] - 1)
             judges += [MaskJudge(each, integers, seed) for seed, each in enumerate(others, 1)]
             _mask_overflow(judges[1:], found)
-        limits, error = LIMITS if budget is None else [Limit(budget)], joint_error(judges)
+        limits, error = LIMITS if budget is None else [Limit(budget)], _joint_error(judges)
         if error > _USELESS and budget is None:
             limits = [*limits[:-1], Limit(limits[-1].error)]
         if masks and error > limits[0].error and (budget is not None or first.price() <= LIMITS[-1].price):
@@ -162,12 +157,15 @@ def find_masks(
             if plan.limit is not None or budget is not None:
                 for layer, mask in forms.masks_of(plan):
                     found.add(layer, mask.features, mask.reason, mask.largest)
-                error = joint_error(judges)
-        differ = bool(integers) and any(each.integers_differ(each.walk(), integers) for each in judges)
+                error = _joint_error(judges)
+        differ = any(each.integers_differ(integers) for each in judges)
         overflow = _overflow(large) if large else ""
         is_undecided = any(each.is_undecided(error) for each in judges)
-        nearby = max(each.nearby_error() for each in judges)
-        return found, Precision(error, budget or BUDGET, differ, is_undecided, first.price(), overflow, nearby)
+        return found, Precision(error, budget or BUDGET, differ, is_undecided, first.price(), overflow)
+
+
+def _joint_error(judges: Sequence[MaskJudge]) -> float:
+    return largest_error(*(judge.errors() for judge in judges))
 
 
 def _overflow(large: Estimator) -> str:
@@ -202,11 +200,9 @@ def _mask_overflow(judges: Sequence[MaskJudge], found: _Found) -> None:
     """Mask layers whose numbers are too large for fp16 on the inputs of judges."""
     for judge in judges:
         _mask_large(judge, found)
-        walk = judge.run()
         for _ in range(_MOST_ROUNDS):
-            if not math.isnan(judge.error()) or not _mask_first_special(judge, walk, found):
+            if not math.isnan(judge.error()) or not _mask_first_special(judge, found):
                 break
-            walk = judge.run()
 
 
 def _mask_large(judge: MaskJudge, found: _Found) -> None:
@@ -222,7 +218,7 @@ def _mask_large(judge: MaskJudge, found: _Found) -> None:
                 reason = f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
                 found.add(layer, FP32, reason, size)
                 break
-    for layer, ways in judge.inner.items():
+    for layer, ways in judge.reference.inner.items():
         if ways and ways[0].overflows:
             now = judge.reference.largest_of((*layer.inputs, *layer.outputs))
             reason = f"{ways[0].how} in fp16 become larger than {LARGEST:g}"
@@ -230,10 +226,10 @@ def _mask_large(judge: MaskJudge, found: _Found) -> None:
             found.add(layer, Feature.NO_WINOGRAD if is_winograd else ways[0].remedy, reason, now, ways[0].device)
 
 
-def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
+def _mask_first_special(judge: MaskJudge, found: _Found) -> bool:
     """Mask the first layer that makes a NaN or an infinity, and its producers; return True if a mask was added."""
     for layer in judge.graph:
-        if all(walk.special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
+        if all(judge.walk().special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
             continue
         where, count = f"{layer.type} '{layer.name}'", len(found)
         found.add(layer, FP32, "its output is NaN or infinite in fp16", judge.reference.largest_of(layer.outputs))

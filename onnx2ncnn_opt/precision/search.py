@@ -6,12 +6,15 @@ up, so their sum predicts the error of a choice; each measured choice corrects t
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 Item = TypeVar("Item", bound=Hashable)
 Power: TypeAlias = Any  # a number, or an array with a number for each output
+Effort: TypeAlias = Literal["quick", "normal", "thorough"]
+# The seconds after which less useful inputs are left out, and the number of attempts to find masks.
+EFFORTS: dict[Effort, tuple[float, int]] = {"quick": (0.0, 2), "normal": (10.0, 8), "thorough": (math.inf, 20)}
 
 _CAUTION, _LEAST_AIM = 0.8, 0.01  # factor of the noise to aim at, to begin with, and for each known choice
 _MOST_VAIN = 2  # attempts that are no better than an earlier one end the search

@@ -21,8 +21,8 @@ from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.precision.effort import EFFORTS
 from onnx2ncnn_opt.precision.masks import open_like_data
+from onnx2ncnn_opt.precision.search import EFFORTS
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Feed

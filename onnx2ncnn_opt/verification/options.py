@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UsageError, check_options
-from onnx2ncnn_opt.precision.effort import EFFORTS, Effort
+from onnx2ncnn_opt.precision.search import EFFORTS, Effort
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.inputs.draws import Wanted

@@ -66,7 +66,7 @@ class Net:
     def rounding(self) -> float:
         """Return the error if every blob is fp16, in units of an output's largest value; NaN if one is not finite."""
         with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=WORKER) as estimator:
-            return largest_error(errors_of(estimator.run("fp16"), estimator.run()))
+            return largest_error(errors_of(estimator.run(rounded=True), estimator.run()))
 
 
 def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:

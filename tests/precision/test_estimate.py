@@ -36,37 +36,33 @@ LENGTH = (
 )
 
 
-@pytest.mark.parametrize("rounding", ["", "fp16", "bf16"])
-def test_every_blob_is_rounded(rounding: str) -> None:
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_every_blob_is_rounded(*, is_rounded: bool) -> None:
     x = np.linspace(0.1, 3.0, 64, dtype=np.float32)
     graph = net("Input x 0 1 x 0=64", "UnaryOp a 1 1 x a 0=7", "UnaryOp y 1 1 a y 0=8")
     with estimator(graph, x) as estimate:
-        (y,) = estimate.run(rounding).outputs.values()
+        (y,) = estimate.run(rounded=is_rounded).outputs.values()
 
     def rounded(array: np.ndarray) -> np.ndarray:
-        if rounding == "fp16":
-            return array.astype(np.float16).astype(np.float32)
-        if rounding == "bf16":  # to nearest, for numbers that are not ties
-            return ((array.view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-        return array
+        return array.astype(np.float16).astype(np.float32) if is_rounded else array
 
     expected = rounded(np.log(rounded(np.exp(rounded(x)).astype(np.float32))))
-    np.testing.assert_allclose(y, expected, rtol={"": 1e-5, "fp16": 1e-3, "bf16": 8e-3}[rounding])
-    assert (np.abs(y - x).max() > 1e-4) == bool(rounding)
+    np.testing.assert_allclose(y, expected, rtol=1e-3 if is_rounded else 1e-5)
+    assert (np.abs(y - x).max() > 1e-4) == is_rounded
 
 
 def test_blobs_are_walked_through_that_are_too_large_for_glibc_to_keep() -> None:
     x = np.linspace(-7, 3, 2**23 + 16, dtype=np.float32)
     with estimator(net(f"Input x 0 1 x 0={x.size}", "ReLU a 1 1 x a", "UnaryOp y 1 1 a y 0=1"), x) as estimate:
-        for rounding, expected in (("", np.maximum(x, 0)), ("fp16", np.maximum(x, 0).astype(np.float16))):
-            walk = estimate.run(rounding)
+        for rounded, expected in ((False, np.maximum(x, 0)), (True, np.maximum(x, 0).astype(np.float16))):
+            walk = estimate.run(rounded=rounded)
             (y,) = walk.outputs.values()
             np.testing.assert_array_equal(y, -expected.astype(np.float32))
             assert walk.largest[estimate.graph.outputs[0]] == 3
 
 
-@pytest.mark.parametrize("rounding", ["", "fp16"])
-def test_blobs_of_a_walk_are_freed(rounding: str) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_blobs_of_a_walk_are_freed(*, rounded: bool) -> None:
     """The net has each layer twice, as it is and with the weights of fp16; a walk reads one of the two."""
     size, count = 2**20, 32
     lines = [f"BatchNorm n{i} 1 1 {i or 'x'} {i + 1} 0=4" for i in range(count)]
@@ -78,7 +74,7 @@ def test_blobs_of_a_walk_are_freed(rounding: str) -> None:
     with NcnnWorker() as worker:
         before = worker.memory(restart=True)
         with Estimator(graph, {graph.inputs[0]: Feed(blob)}, worker=worker) as estimate:
-            estimate.run(rounding)
+            estimate.run(rounded=rounded)
         after = worker.memory()
     assert before is None or present(after) - before < count // 2 * blob.nbytes
 
@@ -195,7 +191,7 @@ def test_the_last_numbers_of_a_row_are_rounded_one_by_one() -> None:
     graph = net("Input x 0 1 x 0=5", "ReLU y 1 1 x y", "BinaryOp z 1 1 y z 0=2 1=1 2=0.5")
     for number, first, last in ((1000.25, 500.0, 500.25), (2e-5, 1e-5, 0.0), (65519.0, 32752.0, 32752.0)):
         with estimator(graph, np.full(5, number, np.float32)) as estimate:
-            (z,) = estimate.run("fp16").outputs.values()
+            (z,) = estimate.run(rounded=True).outputs.values()
         np.testing.assert_allclose(z, [*[first] * 4, last], rtol=2e-3 if number < 1 else 0)
 
 
@@ -203,7 +199,7 @@ def test_indexes_are_not_rounded() -> None:
     graph = net("Input x 0 1 x 0=3", "Reshape r 1 1 x a 0=3", "Embed y 1 1 a y 0=1 1=5000 3=5000")
     layer(graph, "y").weights["weight_data"] = np.arange(5000, dtype=np.float32) % 1000
     with estimator(graph, np.array([4097, 1, 2049], np.int32)) as estimate:
-        (y,) = estimate.run("fp16").outputs.values()
+        (y,) = estimate.run(rounded=True).outputs.values()
     assert y.ravel().tolist() == [97.0, 1.0, 49.0]
 
 
@@ -239,7 +235,7 @@ def test_errors_are_where_the_input_has_texture(mask: int) -> None:
     x[:, 6:12, 6:12] += noise[:, :6, :6]
     with estimator(graph, x) as estimate:
         judge = MaskJudge(estimate)
-        walk = judge.estimator.run("", judge.noise())
+        walk = judge.estimator.run(judge.noise())
     [y], [expected] = walk.outputs.values(), judge.reference.outputs.values()
     errors = np.sqrt(np.square(y - expected).mean(0))
     assert errors[6:12, 6:12].mean() > 4 * errors[14:, :4].mean()
@@ -255,7 +251,7 @@ def test_each_input_has_errors_where_its_own_texture_is() -> None:
     second[:, 12:18, 12:18] += noise[:, :6, :6]
     with estimator(graph, first) as estimate:
         other = MaskJudge(estimate.on({graph.inputs[0]: Feed(second)}), (), 1)
-        [y], [expected] = other.run().outputs.values(), other.reference.outputs.values()
+        [y], [expected] = other.walk().outputs.values(), other.reference.outputs.values()
     errors = np.sqrt(np.square(y - expected).mean(0))
     assert errors[12:18, 12:18].mean() > 4 * errors[:6, :6].mean()
 
@@ -397,34 +393,9 @@ def test_saturated_outputs_are_measured_by_their_scores(end: str) -> None:
         layer(graph, "z").weights["weight_data"] = weight + (goal - weight.sum(1, keepdims=True)) / 64
         with estimator(graph, np.ones(64, np.float32)) as estimate:
             judge = MaskJudge(estimate)
-            walk = judge.run()
+            walk = judge.walk()
             assert 3e-4 < judge.error() < 2e-2
             assert (largest_error(errors_of(walk, judge.reference)) < 1e-4) == is_saturated
-
-
-@pytest.mark.parametrize(("odds", "ratio"), [(0.5, 0.25 / 0.235), (1.0, 0.25 / 0.1966), (3.0, 0.105 / 0.0452)])
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ("InnerProduct z 1 1 x z 0=2 1=0 2=128", "Softmax y 1 1 z y 0=0"),
-        ("InnerProduct z 1 1 x z 0=2 1=0 2=128 9=4", "Reshape y 1 1 z y 0=2"),
-    ],
-)
-def test_less_clear_inputs_have_larger_errors(lines: tuple[str, str], odds: float, ratio: float) -> None:
-    """The slope of a probability of 1 / (1 + exp(-x)) is 0.25 at 0, and smaller further away."""
-    graph = net("Input x 0 1 x 0=64", *lines)
-    weight = 30 * np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
-    goal = np.array([[odds + 1], [1]] if "Softmax" in lines[1] else [[odds], [-odds]], np.float32)
-    layer(graph, "z").weights["weight_data"] = weight + (goal - weight.sum(1, keepdims=True)) / 64
-    infer_graph(graph)
-    with estimator(graph, np.ones(64, np.float32)) as estimate:
-        judge = MaskJudge(estimate)
-        assert judge.nearby_error() / judge.error() == pytest.approx(ratio, rel=0.05)
-
-
-def test_a_net_that_may_be_wrong_with_less_clear_inputs_says_so() -> None:
-    assert Precision(1e-2, nearby=1.4e-2).may_exceed
-    assert not Precision(1e-2, nearby=1.3e-2).may_exceed
 
 
 @pytest.mark.parametrize(("other", "is_undecided"), [(-1.0, False), (1 + 2.0**-11, True)])
@@ -455,7 +426,7 @@ def test_weights_are_rounded_as_well(most: int, error: float, monkeypatch: pytes
     graph = net("Input x 0 1 x 0=64", "InnerProduct y 1 1 x y 0=1 1=0 2=64 31=1")
     layer(graph, "y").weights["weight_data"] = np.tile([1 + 2.0**-12, -1], 32).astype(np.float32)
     with estimator(graph, np.ones(64, np.float32)) as estimate:
-        exact, walk = estimate.run(), estimate.run("fp16")
+        exact, walk = estimate.run(), estimate.run(rounded=True)
         assert largest_error(errors_of(walk, exact)) == error
 
 
