@@ -97,13 +97,13 @@ def rows_of(layer: Layer) -> Array:
     return np.ascontiguousarray(matrix.T) if is_transposed else matrix
 
 
-def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) -> None:
-    """Make the layers in `scales` int8. With `joins`, adjacent convolutions pass int8 blobs to each other."""
+def quantise(graph: Graph, scales: Mapping[str, Scales]) -> None:
+    """Make the layers in `scales` int8; adjacent convolutions pass int8 blobs to each other."""
     chosen = [layer for layer in graph if layer.name in scales]
     for layer in chosen:
         form = int8_form(layer, scales[layer.name])
         layer.params, layer.weights = form.params, form.weights
-    for layer in chosen if joins else ():
+    for layer in chosen:
         if layer.type in _CONVOLUTIONS and _takes_int8(layer.output, scales):
             layer.params["int8_scale_term"] += 100
             layer.weights["top_blob_int8_scales"] = np.array([scales[layer.output.users[0].name].input], np.float32)

@@ -109,11 +109,6 @@ def observe(
     return {name: observed[blob] for name, blob in inputs.items()}
 
 
-def minmax(counts: Array, top: float, largest: float) -> float:
-    """Return the largest number."""
-    return largest
-
-
 def percentile(counts: Array, top: float, largest: float) -> float:
     """Return the 99.99th percentile."""
     shares = np.cumsum(counts) / counts.sum()
@@ -161,7 +156,7 @@ def _without_zeros(counts: Array) -> Array:
 
 METHODS: Mapping[str, Callable[[Array, float, float], float]] = {
     "mse": mse,
-    "minmax": minmax,
+    "minmax": lambda counts, top, largest: largest,
     "percentile": percentile,
     "kl": kl,
 }

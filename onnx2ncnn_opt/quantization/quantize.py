@@ -111,11 +111,6 @@ class Options:
             forms = f"weights are {' or '.join(WEIGHTS)}, not {self.weights!r:.40}"
             raise UsageError(f"{forms}: ncnn has no fast kernels of others")
 
-    @property
-    def needs_no_gain(self) -> bool:
-        """True if layers become int8 even if they get no faster."""
-        return self.every or self.like is not None
-
 
 @dataclass(frozen=True)
 class Quantized:
@@ -207,6 +202,7 @@ class _Runs:
     ) -> None:
         (target := find_target(options.on)).require()
         self.options, self.notes = options, list[str]()
+        self.every = options.every or options.like is not None  # layers become int8 even if they get no faster
         self.feeds, self.net, self.size = feeds, read_net(files.param, files.bin).graph, files.bin.stat().st_size
         self.folder = Path(stack.enter_context(temporary_folder()))
         self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
@@ -223,9 +219,9 @@ class _Runs:
         self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
         self.least_gain = _MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN
         self.outputs = self.float.output_names()
-        every = range(len(feeds))
-        self.held = every[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else every
-        self.rest = [i for i in every if i not in self.held]
+        indices = range(len(feeds))
+        self.held = indices[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else indices
+        self.rest = [i for i in indices if i not in self.held]
         self._expected: dict[int, dict[str, Array]] = {}  # the float net's outputs by sample
         self._room = _CACHE
 
@@ -304,7 +300,7 @@ class _Runs:
         """Return the seconds of the float net and of an int8 net; a slow one that has to be fast is timed again."""
         time_int8, time_float = (partial(net.time, self.feeds[0], self.outputs) for net in (runner, self.float_there))
         latency = in_turns(time_int8, time_float, _NET_SECONDS)
-        for _ in range(0 if self.options.needs_no_gain else _RETRIES):
+        for _ in range(0 if self.every else _RETRIES):
             if latency.ratio > _MAX_SLOWDOWN:  # the machine may have been busy
                 latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
         return latency.other / 1e3, latency.other / 1e3 * latency.ratio
@@ -394,7 +390,7 @@ def price(runs: _Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> 
     first = {name: each.scales for name, each in candidates.items()}
     others = {name: each.other for name, each in candidates.items() if each.other}
     nets = [first, first | others] if others else [first]
-    turns = _TURNS if others or not runs.options.needs_no_gain else _MIN_TURNS
+    turns = _TURNS if others or not runs.every else _MIN_TURNS
     floats, ratios = runs.layer_times([each.layer for each in candidates.values()], nets, turns)
     for name, before, factors in zip(candidates, floats.tolist(), ratios.T.tolist(), strict=True):
         each, other = candidates[name], others.get(name)
@@ -413,11 +409,11 @@ def search(runs: _Runs, table: Mapping[str, Candidate]) -> Quantized:
 
     As long as the net is slow, the layer that saves least stays float.
     """
-    every, budget = runs.options.needs_no_gain, runs.options.budget
-    rows = {name: each for name, each in table.items() if not each.reason and (every or runs.is_faster(each.seconds))}
-    saved = {name: 1.0 if every else max(each.seconds[0] - each.seconds[1], 1e-9) for name, each in rows.items()}
-    noises = {name: min(each.noise, _INFINITE_NOISE) for name, each in rows.items()}
-    forms = {name: (Form(True, 0.0, noises[name]), Form(False, saved[name], 0.0)) for name in saved}
+    budget, forms = runs.options.budget, dict[str, tuple[Form, Form]]()
+    for name, each in table.items():
+        if not each.reason and (runs.every or runs.is_faster(each.seconds)):
+            saved = 1.0 if runs.every else each.seconds[0] - each.seconds[1]
+            forms[name] = Form(True, 0.0, min(each.noise, _INFINITE_NOISE)), Form(False, saved, 0.0)
     nets: dict[frozenset[str], Quantized] = {}
 
     def measure(choice: Mapping[str, Form]) -> Measured[str]:
@@ -433,16 +429,17 @@ def search(runs: _Runs, table: Mapping[str, Candidate]) -> Quantized:
         chosen = _int8_of(plan.choice)
         net = nets[chosen]
         missed = net.misses(budget)
-        if not chosen or missed or every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
+        if not chosen or missed or runs.every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
             break
-        least, missed = min(chosen, key=saved.__getitem__), f"the net is no faster in int8 {runs.times}"
+        least = min(chosen, key=lambda name: forms[name][1].price)
+        missed = f"the net is no faster in int8 {runs.times}"
         table[least].reason = "the whole net is no faster with it in int8"
         forms = {name: forms[name] for name in chosen if name != least}
     if chosen:
         return replace(net, missed=missed)
     if missing := [net for names, net in nets.items() if names and net.misses(budget)]:
         net, missed = max(missing, key=lambda net: net.kept(budget)), f"no layer can be int8 with a budget of {budget}"
-    elif every:
+    elif runs.every:
         missed = "each layer that can be int8 spoils an output"
     else:
         missed = f"no layer is faster in int8 {runs.times}; --all makes them int8 anyway"
@@ -493,9 +490,9 @@ def write(runs: _Runs, table: Mapping[str, Candidate], chosen: Collection[str]) 
 def _reason(runs: _Runs, each: Candidate) -> str:
     """Return why a layer stays float that has a form in int8."""
     before, after = each.seconds
-    if math.isnan(after) and not runs.options.needs_no_gain:
+    if math.isnan(after) and not runs.every:
         return f"its int8 kernel was not measured for {runs.where}"
-    if not runs.is_faster(each.seconds) and not runs.options.needs_no_gain:
+    if not runs.is_faster(each.seconds) and not runs.every:
         times = f"{runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
         return f"int8 is not {runs.least_gain:.0%} faster {times}"
     return f"the budget has no room for its noise: {decibels(each.noise):.1f} dB alone"
