@@ -7,7 +7,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import numbers, or_none
+from onnx2ncnn_opt.onnx.fold.cells import numbers, or_none
 from onnx2ncnn_opt.onnx.lower.checks import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.read.structure import attributes_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.fold import sizes
+from onnx2ncnn_opt.onnx.fold.cells import Known, map_cells
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
-from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, map_cells
 from onnx2ncnn_opt.onnx.lower.checks import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget

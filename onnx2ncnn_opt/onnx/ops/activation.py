@@ -7,7 +7,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant
+from onnx2ncnn_opt.onnx.fold.cells import as_constant
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary

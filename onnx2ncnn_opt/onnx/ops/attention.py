@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Sym, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold.sizes.cells import as_symbolic
+from onnx2ncnn_opt.onnx.fold.cells import as_symbolic
 from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import attention as sdpa

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, larger, produc
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, slice_ends
+from onnx2ncnn_opt.onnx.fold.sizes import ENDLESS, slice_ends
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, axis_index, kn
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised, or_none
+from onnx2ncnn_opt.onnx.fold.cells import as_constant, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
