@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -131,6 +131,14 @@ class TailFile:
     outputs: tuple[Entry, ...]
     operators: tuple[str, ...]
     reasons: tuple[str, ...]
+
+
+def fits(shape: Sequence[int], dims: Sequence[int | str | None], sizes: dict[str, int]) -> bool:
+    """Return True if an array can have this shape; `sizes` are known dynamic dimensions, and get those of `dims`."""
+    return len(shape) == len(dims) and all(
+        dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+        for size, dim in zip(shape, dims, strict=True)
+    )
 
 
 def limit_of(text: str, least: int) -> tuple[str, str]:

@@ -10,12 +10,12 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.report.embed import EmbeddedNet
 from onnx2ncnn_opt.report.tail_call import cpp_call, cpp_size, python_call
 from onnx2ncnn_opt.report.words import cpp_piece, data_file
-from onnx2ncnn_opt.runtime.slots import fits, np_dtype, too_small
+from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
 from onnx2ncnn_opt.tail.header import c_name
 from onnx2ncnn_opt.tail.numpy_source import numpy_program
@@ -116,7 +116,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
     sizes: dict[str, int] = {}
     for entry in (entry for entry in entries if entry.name in shapes):
         requested = shapes[entry.name]
-        if not fits(requested, entry, sizes):
+        if not fits(requested, entry.shape, sizes):
             wrong = f"{entry.name}:{','.join(map(str, requested))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Plain names come first, because other sizes may be sums of them.

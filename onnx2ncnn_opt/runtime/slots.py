@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step
 
@@ -146,7 +146,7 @@ def check_arrays(
             array, dtype = np.asarray(arrays[entry.name]), np_dtype(entry)
         except ValueError as error:  # rows of different lengths
             raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
-        if not fits(array.shape, entry, sizes):
+        if not fits(array.shape, entry.shape, sizes):
             known = {size: value for size, value in sizes.items() if size in entry.shape}
             where = f" ({', '.join(f'{name} is {size}' for name, size in known.items())})" if known else ""
             raise UsageError(f"the model takes {entry}{where}, not an array of shape {list(array.shape)}")
@@ -167,14 +167,6 @@ def check_arrays(
         if isinstance(total, int) and total != size:
             raise UsageError(f"{text} has to be {total} beside the other sizes, but an array has {size}")
     return checked
-
-
-def fits(shape: Sequence[int], entry: Entry, sizes: dict[str, int]) -> bool:
-    """Return True if an entry can have this shape; `sizes` are known dynamic dimensions, and get the entry's."""
-    return len(shape) == len(entry.shape) and all(
-        dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
-        for size, dim in zip(shape, entry.shape, strict=True)
-    )
 
 
 def np_dtype(entry: Entry) -> np.dtype[Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import onnx2ncnn_opt.tail.operators  # noqa: F401
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError
+from onnx2ncnn_opt.manifest import fits
 from onnx2ncnn_opt.tail.registry import TAIL_OPS, TailOp
 
 _MOST_ELEMENTS = 2**30  # of all results together
@@ -125,11 +126,7 @@ class Program:
             if name not in arrays:
                 raise UsageError(f"tail: there is no array for the input '{name}'")
             array = np.asarray(arrays[name])
-            fits = len(shape) == array.ndim and all(
-                dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
-                for dim, size in zip(shape, array.shape, strict=True)
-            )
-            if array.dtype.name != dtype or not fits:
+            if array.dtype.name != dtype or not fits(array.shape, shape, sizes):
                 actual = f"{array.dtype} {list(array.shape)}"
                 raise UsageError(f"tail: input '{name}' is {dtype} {list(shape)}, and the array is {actual}")
             yield name, array

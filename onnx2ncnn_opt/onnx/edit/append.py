@@ -239,17 +239,15 @@ def _put(
     taken = (*(value.name for value in values), *(output for node in graph.node for output in node.output))
     result = NamePool(name.partition("/")[0] for name in taken).take("detections")  # new values are "detections/..."
     added = parser.parse_graph(_text(head, options, opset, is_single=shape[0] == 1))
-    names, live = {"raw": name, "detections": result}, {"detections"}
-    for node in reversed(added.node):
-        live.update(node.input if live.intersection(node.output) else ())
-    for node in (node for node in added.node if live.intersection(node.output)):
+    names = {"raw": name, "detections": result}
+    for node in added.node:
         for side in (node.input, node.output):
             side[:] = [names.setdefault(value, f"{result}/{value}") for value in side]
         node.name = node.output[0]
-        graph.node.append(node)
-    for constant in (constant for constant in added.initializer if constant.name in live):
-        constant.name = names[constant.name]
-        graph.initializer.append(constant)
+    for constant in added.initializer:
+        constant.name = names.setdefault(constant.name, f"{result}/{constant.name}")
+    graph.node.extend(added.node)
+    graph.initializer.extend(added.initializer)
     [output] = [value for value in graph.output if value.name == name]
     width = 6 + head.extras + (shape[0] != 1)
     output.CopyFrom(helper.make_tensor_value_info(result, TensorProto.FLOAT, [None, width]))
