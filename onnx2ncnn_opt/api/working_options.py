@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain, permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx.utils
-import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
@@ -49,7 +45,6 @@ _MAX_RUNS = 4  # of the model at fixed sizes: if none of these helps, others har
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
 _ROWS = 32  # of a first axis that is no batch, such as the frames of a sound
 _STRIDE = 32  # the sides of images are mostly multiples of it
-_ASPECT = 4 / 3
 _RATES = (16000, 8000)  # usual sample rates
 
 
@@ -187,18 +182,18 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
         return None
 
 
-def _problem(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """Return ONNX Runtime's error with these values and sizes, or "" if the model runs or there is no `runner`."""
+def _runs(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+    """Return True if the model runs with these values and sizes, or if there is no `runner`."""
     from onnx2ncnn_opt.inputs.draws import draw_inputs
 
     if runner is None:
-        return ""
+        return True
     try:
         drawn = draw_inputs(model, sizes)
         runner.run({**drawn, **{name: np.full_like(drawn[name], value) for name, value in values.items()}})
-    except (RunError, UsageError) as error:
-        return str(error)
-    return ""
+    except (RunError, UsageError):
+        return False
+    return True
 
 
 def _attempts(
@@ -209,74 +204,51 @@ def _attempts(
     Integers for each item of a batch may be the lengths of sequences: then they are bound to the full length.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
-    dims = _Dimensions(model, [info for info in model.inputs if info.name not in flags])
-    lengths = [info.name for info in dims.inputs if len(info.shape) == 1 and not info.dtype.is_floating_point()]
+    inputs = [info for info in model.inputs if info.name not in flags and names_in(info.shape)]
+    lengths = [info.name for info in inputs if len(info.shape) == 1 and not info.dtype.is_floating_point()]
+    axes = [(info, axis, {*names_in([dim])}) for info in inputs for axis, dim in enumerate(info.shape)]
+    batches = {name for info, axis, names in axes if _is_batch(info, axis) for name in names}
+    sides = [name for info, axis, names in axes if len(info.shape) > 3 and axis > 1 for name in sorted(names)]
+    others = {name for *_, names in axes for name in names} - batches
+    sized = list(dict.fromkeys(sides or sorted(others)))
     for numbers in product(*flags.values()):
         values = dict(zip(flags, numbers, strict=True))
         bound = {"values": values} if flags else {}
         if bound:
             yield bound
-        new = {name: symbol(name.swapcase()) for name in dims.sized if name.isidentifier()}
+        new = {name: symbol(name.swapcase()) for name in sized if name.isidentifier()}
         for factor in factors if new else ():
-            yield {**bound, **_named(dims.inputs, {name: size * factor for name, size in new.items()})}
-        for length, shapes in dims.running(partial(_problem, runner, model, values), end):
+            yield {**bound, **_named(inputs, {name: size * factor for name, size in new.items()})}
+        runs = 0
+        for height, width, count in _ladder(model, inputs, len(sized), has_batch=bool(batches)) if axes else ():
+            if time.monotonic() > end or runs == _MAX_RUNS or (runs and height != width):
+                break
+            sizes = dict.fromkeys(others, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
+            if not _runs(runner, model, values, sizes):
+                continue
+            runs += 1
+            shapes = _named(inputs, sizes)["shapes"]
             yield {**bound, "shapes": shapes}
             if lengths:
-                known = values | dict.fromkeys(lengths, length)
+                known = values | dict.fromkeys(lengths, height)
                 yield {"values": known, "shapes": {name: shape for name, shape in shapes.items() if name not in known}}
 
 
-class _Dimensions:
-    """The dynamic dimensions of inputs, and the usual sizes to try.
+def _ladder(
+    model: LoadedModel, inputs: Sequence[InputInfo], dims: int, *, has_batch: bool
+) -> Iterator[tuple[int, int, int]]:
+    """Yield sizes to try for the first of `dims` dimensions, for the others, and for batches.
 
-    All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
-    such as the sides of an image. A batch is 1, a size that torch froze in a constant, or `_ROWS`.
+    All dimensions get the same size, a usual one or one that torch froze in a constant; then two get different frozen
+    sizes. A batch is 1, a frozen size, or `_ROWS`.
     """
-
-    def __init__(self, model: LoadedModel, inputs: Sequence[InputInfo]) -> None:
-        self.inputs = [info for info in inputs if names_in(info.shape)]
-        axes = [(info, axis, name) for info in self.inputs for axis, dim in enumerate(info.shape) for name in _of(dim)]
-        self.names = {name for *_, name in axes}
-        self.batches = {name for info, axis, name in axes if _is_batch(info, axis)}
-        images = [info for info in self.inputs if len(info.shape) > 3]
-        usual = _usual_sizes(self.inputs)
-        self.frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
-        self.sides = [name for info in images for dim in info.shape[2:] for name in _of(dim)]
-        self.sized = list(dict.fromkeys(self.sides or sorted(self.names - self.batches)))
-        frozen = [size for size in self.frozen if size >= _LEAST]
-        candidates = dict.fromkeys((usual[0], *frozen, *usual)) if self.names - self.batches else (1,)
-        self.sizes = [size for size in candidates if size ** len(self.sized) <= _MOST]
-        batches = (*_frozen_batches(model), *([] if images else [_ROWS])) if self.batches else ()
-        self.counts = (1, *batches)
-
-    def running(
-        self, problem_at: Callable[[Mapping[str, int]], str], end: float
-    ) -> Iterator[tuple[int, dict[str, tuple[object, ...]]]]:
-        """Yield a size and the shapes of the inputs with which the model runs, until a time.
-
-        `problem_at` returns the error at some sizes, or "". An error may tell the sizes that suit the model.
-        """
-        untried = [(size, size, count) for count in self.counts for size in self.sizes if self.names]
-        fitting, runs = set[int](), 0
-        while untried and time.monotonic() < end and runs < _MAX_RUNS:
-            height, width, count = untried.pop(0)
-            sizes = dict.fromkeys(self.names, height) | dict.fromkeys(self.sized[1:], width)
-            sizes |= dict.fromkeys(self.batches, count)
-            problem = problem_at(sizes)
-            if not problem:
-                runs += 1
-                yield height, {info.name: named(info.shape, sizes) for info in self.inputs}
-                continue
-            pairs: list[tuple[int, int]] = []
-            if new := {size for size in _fitting(problem, height) if 0 < size <= max(self.sizes)} - fitting:
-                fitting |= new
-                pairs = [(size, size) for size in sorted(new)]
-                pairs += permutations(sorted(fitting), 2) if len(self.sized) == 2 else ()
-            was_last = height == width == self.sizes[-1] and (count == self.counts[-1] or not self.sides)
-            if not runs and was_last and len(self.sized) == 2:
-                different = _sides(problem, height) if self.sides else permutations(self.frozen, 2)
-                pairs = [pair for pair in different if math.prod(pair) <= _MOST] + pairs
-            untried = [(*pair, count) for pair in pairs] + untried
+    usual = _usual_sizes(inputs)
+    frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
+    candidates = dict.fromkeys((usual[0], *(size for size in frozen if size >= _LEAST), *usual)) if dims else (1,)
+    pairs = [(size, size) for size in candidates if size**dims <= _MOST]
+    counts = (1, *frozen[:_MAX_BATCHES], _ROWS) if has_batch else (1,)
+    for sizes in (pairs, permutations(frozen, 2) if dims == 2 else ()):
+        yield from ((*pair, count) for count, pair in product(counts, sizes))
 
 
 def _named(inputs: Iterable[InputInfo], sizes: Mapping[str, Dim]) -> dict[str, Any]:
@@ -294,74 +266,22 @@ def _usual_sizes(inputs: Sequence[InputInfo]) -> tuple[int, ...]:
     return _SOUNDS if is_sound else _LENGTHS
 
 
-def _fitting(problem: str, size: int) -> list[int]:
-    """Return sizes that may suit a table or a Reshape to [-1, K], if ONNX Runtime's `problem` is its failure at `size`.
-
-    Example: [5, 90, 10] to [-1, 1060] suits 106 instead of 90, which is an input's size of 112 instead of 96.
-    """
-    if found := re.search(r"broadcast an axis by a dimension other than 1\. (\d+) by (\d+)", problem):
-        return [number for number in map(int, found.groups()) if number != size]
-    before, after = _reshaped(problem)
-    if -1 not in after or 0 in before:
-        return []
-    row, old = (math.prod(dim for dim in shape if dim > 0) for shape in (after, before[1:]))
-    fits = [(dim, row // math.gcd(row, old // dim)) for dim in before[1:]]
-    return [size + (fit - dim) * max(1, round(size / dim)) for dim, fit in fits]
-
-
-def _reshaped(problem: str) -> tuple[list[int], list[int]]:
-    """Return the shapes before and after a Reshape that ONNX Runtime refuses; empty ones for another problem."""
-    found = re.search(r"Input shape:\{([\d,]+)\}, requested shape:\{([-\d,]+)\}", problem)
-    before, after = found.groups() if found else ("", "")
-    return [int(size) for size in re.findall(r"\d+", before)], [int(size) for size in re.findall(r"-?\d+", after)]
-
-
-def _sides(problem: str, side: int) -> list[tuple[int, int]]:
-    """Return heights and widths for a model that fails on square images of this `side` with ONNX Runtime's `problem`.
-
-    A Reshape to a frozen size gives the number of pixels. Aspect ratios near 4:3 come first.
-    """
-    pairs = [(a, b) for a, b in product(_SIDES, repeat=2) if a != b]
-    before, after = map(math.prod, _reshaped(problem))
-    if after > 1 and before:
-        pixels = side * side * after // before
-        pairs = [(height, pixels // height) for height in range(1, pixels + 1) if pixels % height == 0]
-    return sorted(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / _ASPECT)))
-
-
 def _frozen_sizes(model: LoadedModel) -> list[int]:
     """Return the sizes in constant shapes, then the sizes of tables; in both, frequent ones come first."""
-    tables = [tensor.shape.numpy() for tensor in _constants(model) if len(tensor.shape) > 1]
-    counts = [Counter(int(size) for shape in kind for size in shape if size > 1) for kind in (_shapes(model), tables)]
+    constants = (value.const_value for value in model.graph.initializers.values())
+    tensors = [tensor for tensor in constants if tensor is not None]
+    vectors = [tensor.numpy() for tensor in tensors if len(tensor.shape) == 1 and tensor.size <= _MAX_DIMS]
+    shapes = [array for array in vectors if array.dtype == np.int64]
+    tables = [tensor.shape.numpy() for tensor in tensors if len(tensor.shape) > 1]
+    counts = [Counter(int(size) for shape in kind for size in shape if size > 1) for kind in (shapes, tables)]
     return [size for count in counts for size, _ in count.most_common(_MAX_SIZES)]
-
-
-def _frozen_batches(model: LoadedModel) -> list[int]:
-    """Return the first sizes of constant shapes; frequent ones come first."""
-    counts = Counter(int(first) for first, *others in _shapes(model) if others and first > 1)
-    return [size for size, _ in counts.most_common(_MAX_BATCHES)]
-
-
-def _shapes(model: LoadedModel) -> list[Array]:
-    """Return the constants that may be shapes: they often contain the sizes that torch froze."""
-    arrays = [tensor.numpy() for tensor in _constants(model) if len(tensor.shape) == 1 and tensor.size <= _MAX_DIMS]
-    return [array for array in arrays if array.dtype == np.int64]
-
-
-def _constants(model: LoadedModel) -> list[onnx_ir.TensorProtocol]:
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return [tensor for tensor in tensors if tensor is not None]
-
-
-def _of(dim: Dim) -> set[str]:
-    return names_in([dim])
 
 
 def _is_batch(info: InputInfo, axis: int) -> bool:
     """Return True for the outermost axis, the second axis of an RNN's state, and an axis that is called batch."""
     rank = len(info.shape)
     is_state = axis == 1 and rank == 3 and isinstance(info.shape[0], int)
-    return rank > 1 and (axis == 0 or is_state or any("batch" in name.lower() for name in _of(info.shape[axis])))
+    return rank > 1 and (axis == 0 or is_state or any("batch" in name.lower() for name in names_in([info.shape[axis]])))
 
 
 def _is_flag(info: InputInfo) -> bool:

@@ -20,7 +20,6 @@ from testing.decoders import MODEL, model_of
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
-FLAT = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 2688}> { a = Relu(x) y = Reshape(a, s) }"
 LENGTH = "(float[N, L] x) => (float[M, 23] y) <int64[2] s = {1, 23}> { a = Relu(x) y = Reshape(a, s) }"
 RATE = (
     "(float[N, L] x, float[2, N, 4] state, int64 sr) => (float[N, M] y, float[2, N, 4] next) "
@@ -46,12 +45,6 @@ TABLE = (
 TWO_LENGTHS = (
     "(float[1, S] x, float[1, T] y) => (float[1, 23] a, float[1, 17] b) <int64[2] s = {1, 23}, int64[2] t = {1, 17}> "
     "{ c = Relu(x) a = Reshape(c, s) d = Relu(y) b = Reshape(d, t) }"
-)
-# Frames of a sound: the first axis is no batch.
-FRAMES = (
-    "(float[N, L] x) => (float[M, 318] y) <int64[2] s = {-1, 318}, int64[1] zero = {0}> "
-    "{ u = Unsqueeze(x, zero) c = AveragePool<kernel_shape = [7]>(u) t = Transpose<perm = [0, 2, 1]>(c) "
-    "d = AveragePool<kernel_shape = [7]>(t) e = Transpose<perm = [2, 1, 0]>(d) y = Reshape(e, s) }"
 )
 PAIR = (
     "(float[N, A, B] x) => (float[N, 1, 1] y) <float[20, 3] t = {%s}, float[1, 20, 3] w = {%s}> "
@@ -126,12 +119,10 @@ def proposed(ended: Ended) -> str:
     ("graph", "options", "code"),
     [
         (FROZEN, "--shape x:1,3,32,32", 2),
-        (FLAT, "--shape x:1,3,28,32", 2),
         (LENGTH, "--shape x:1,23", 2),
         (BATCH, "--shape x:2,3,32,32", 2),
         (TABLE, "--shape x:1,37", 2),
         (TWO_LENGTHS, "--shape x:1,23 --shape y:1,17", 2),
-        (FRAMES, "--shape x:32,324", 2),
         (PAIR, "--shape x:1,20,3", 2),
         (UNPROVEN, "--shape x:1,37", 2),
         (POOLED, "--shape 'x:1,3,4*h,4*w'", 1),
