@@ -9,54 +9,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _INTERVAL = 0.25  # seconds between two reports
-_OPERATION_SHARE = 1 / 6  # estimate: an operation takes this share of the remaining part
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
-
-
-class _Part:
-    """A part of the work: the shares of the whole work that are done now and at the end of the part."""
-
-    def __init__(self, end: float, done: float) -> None:
-        self.end, self.done = end, done
-
-
-_part: ContextVar[_Part] = ContextVar("part")
 
 
 @contextmanager
 def listening(tell: Callable[[str], None]) -> Iterator[None]:
     """Call `tell` within the block, with lines such as "writing weights: 120 of 353 MB, 410 a second"."""
-    token, whole = _listener.set(tell), _part.set(_Part(1.0, 0.0))
+    token = _listener.set(tell)
     try:
         yield
     finally:
         _listener.reset(token)
-        _part.reset(whole)
-
-
-@contextmanager
-def up_to(end: float) -> Iterator[None]:
-    """Count the block as the work between the share that is done and the share `end` of the whole."""
-    part = _part.get(None)
-    if part is None:
-        yield
-        return
-    before, part.end = part.end, end
-    yield
-    part.end, part.done = before, end
-
-
-def share_done() -> float:
-    """Return an estimate of the share of the whole work that is done."""
-    part = _part.get(None)
-    return part.done if part else 0.0
 
 
 def announce(what: str) -> None:
     """Tell the listener which operation begins, such as "ncnn runs the net in fp16"."""
     if (tell := _listener.get()) is not None:
-        part = _part.get()
-        part.done += (part.end - part.done) * _OPERATION_SHARE
         tell(what)
 
 

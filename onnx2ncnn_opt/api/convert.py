@@ -14,12 +14,10 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.edit.append import append_decoding
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.progress import announce, up_to
+from onnx2ncnn_opt.progress import announce
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.equal_sizes import EqualSizes
-
-_LOWERED = 0.2  # the share of the whole work that is done after lowering
 
 
 @takes_options
@@ -39,10 +37,9 @@ def convert(model: Any, options: ConvertOptions) -> Conversion:
     is_verified = options.verification is not None
     if options.custom and is_verified:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
-    with up_to(_LOWERED if is_verified else 1.0):
-        # torch.export says which sizes are equal
-        tied = _tied(model, options) if is_verified and not pytorch_kind(model) else None
-        lowered = lower(model, replace(options, shapes=tied.shapes, loaded=tied.model) if tied else options)
+    # torch.export says which sizes are equal
+    tied = _tied(model, options) if is_verified and not pytorch_kind(model) else None
+    lowered = lower(model, replace(options, shapes=tied.shapes, loaded=tied.model) if tied else options)
     conversion, layers = replace(lowered, equal=tied.names if tied else ()), count_layers(lowered.graph)
     if is_verified or options.prefix is not None:
         conversion = conversion.finished(options)

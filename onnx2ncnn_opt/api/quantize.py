@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.edit.quantized import Int8 as Int8Product
 from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_graph, write_net, write_staged
-from onnx2ncnn_opt.progress import announce, up_to
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
 from onnx2ncnn_opt.quantization.quantize import Budget, Options, Quantized, quantize_net
@@ -30,7 +30,6 @@ from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.sqnr import Agreement
 
-_CONVERTED = 0.3  # the share of the work that is done after the conversion
 _DRAWS = 8
 _TOLERANCE = 0.5  # decibels that the int8 net may be worse than ONNX Runtime's int8
 
@@ -134,8 +133,7 @@ def _of_model(net: Any, data: Any, options: Options, conversion: ConvertOptions,
     has_scales = any(product.input_scale for product in products.values())
     if data is None and not has_scales:
         raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
-    with up_to(_CONVERTED):
-        float_net = convert(net if float_source is None else float_source, conversion)
+    float_net = convert(net if float_source is None else float_source, conversion)
     if float_net.report is None:
         raise UsageError("quantize needs a verification of the float net")
     float_net.report.check()

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, PathLike
 from onnx2ncnn_opt.param.storage import Storage
-from onnx2ncnn_opt.progress import announce, up_to
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
 from onnx2ncnn_opt.system import temporary_folder
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=NetFiles)
 R = TypeVar("R", bound="NetResult[Any]")
-_ESTIMATED = 0.65  # the share of the whole work that is done after the estimate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -199,13 +198,12 @@ class NetResult(ABC, Generic[F]):
                 self._require_known("the net cannot be verified")
                 runs = self.begin_runs(verification)
                 announce("estimating what fp16 does to the net")
-                with up_to(_ESTIMATED):
-                    try:
-                        result = self.estimated(verification, masks=options.masks, bin=files.bin, worker=worker)
-                        result.describe(files)
-                    except RunError as error:  # verification gives a better reason, unless it can run the net
-                        if options.masks and self.verify(verification, files=files, worker=worker).ok:
-                            raise RunError(NO_ESTIMATE.format(error)) from error
+                try:
+                    result = self.estimated(verification, masks=options.masks, bin=files.bin, worker=worker)
+                    result.describe(files)
+                except RunError as error:  # verification gives a better reason, unless it can run the net
+                    if options.masks and self.verify(verification, files=files, worker=worker).ok:
+                        raise RunError(NO_ESTIMATE.format(error)) from error
                 announce(f"verifying the net against {self.against}")
                 report = result.verify(verification, files=files, worker=worker, runs=runs)
                 report = report.renamed(files.paths, self.files(options.prefix).paths)

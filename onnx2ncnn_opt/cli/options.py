@@ -15,44 +15,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.errors import UsageError
-
 if TYPE_CHECKING:
     from onnx2ncnn_opt.inputs.given import Feeds
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def _shapes(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...], *, size: str, form: str
-) -> dict[str, list[Any]]:
-    """Return sizes by input name, from ``name:1,3,224,224``; the name may contain colons.
+def _by_name(pattern: str, convert: Callable[[str], Any], what: str, form: str) -> Callable[..., dict[str, Any]]:
+    """Return a callback that makes a dict of an option's texts: `pattern` matches a name and a value.
 
-    `size` is the pattern of a size; a size that is not a number stays text.
+    `convert` makes the value; it may raise ValueError for a text of another form.
     """
-    shapes: dict[str, list[Any]] = {}
-    for value in values:
-        name, _, sizes = value.rpartition(":")
-        if not name or not re.fullmatch(f"({size}(,{size})*)?", sizes):
-            raise click.BadParameter(f"'{value}' is not of the form {form}")
-        if name in shapes:
-            raise click.BadParameter(f"two shapes for input '{name}'")
-        shapes[name] = [int(size) if size.isdecimal() else size for size in sizes.split(",") if size]
-    return shapes
+
+    def parsed(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for text in texts:
+            try:
+                [(name, value)] = re.findall(rf"(?s)\A{pattern}\Z", text)
+                value = convert(value)
+            except ValueError:
+                raise click.BadParameter(f"'{text}' is not of the form {form}") from None
+            if name in table:
+                raise click.BadParameter(f"two {what} for input '{name}'")
+            table[name] = value
+        return table
+
+    return parsed
 
 
-def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Return values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; a name may contain "="."""
-    bound: dict[str, Any] = {}
-    for text in values:
-        name, _, value = text.rpartition("=")
-        numbers = [_number(part.strip()) for part in value.strip("[]").split(",")]
-        if not name or None in numbers:
-            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25")
-        if name in bound:
-            raise click.BadParameter(f"two values for input '{name}'")
-        bound[name] = numbers[0] if len(numbers) == 1 else numbers
-    return bound
+def _value(text: str) -> Any:
+    """Return the value of ``16000``, ``true`` or ``0.5,0.25``."""
+    numbers = [_number(part.strip()) for part in text.strip("[]").split(",")]
+    if None in numbers:
+        raise ValueError
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _number(text: str) -> bool | int | float | None:
@@ -113,25 +109,17 @@ def _verify(options: dict[str, Any]) -> None:
 verification_option = changing(_verify)
 
 
-def _images(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the arithmetic on pixels by input name; names may contain colons."""
-    images = {}
-    for text in texts:
-        match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr|:letterbox(?:=[^:]*)?)+)", text)
-        if match is None or match[1] in images:
-            raise UsageError(
-                "--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114] for each input, "
-                f"not '{text}'"
-            )
-        images[match[1]] = match[2][1:]
-    return images
-
-
+_PIXELS = "(?:mean=[^:]*|std=[^:]*|bgr|letterbox(?:=[^:]*)?)"
 image_option = click.option(
     "--image",
     "images",
     multiple=True,
-    callback=_images,
+    callback=_by_name(
+        f"(.+?):({_PIXELS}(?::{_PIXELS})*)",
+        str,
+        "images",
+        "x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114]",
+    ),
     metavar="NAME:mean=...:std=...[:bgr][:letterbox]",
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order; with :letterbox=114 pictures keep their aspect, with pixels of 114 around them.",
@@ -139,8 +127,12 @@ image_option = click.option(
 
 
 def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "name:1,3,224,224") -> Decorator:
-    """Return the option --shape, as `shapes`: sizes by input name."""
-    callback = functools.partial(_shapes, size=size, form=form)
+    """Return the option --shape, as `shapes`: sizes by input name. A size, of a pattern, stays text unless a number."""
+
+    def sizes(text: str) -> list[int | str]:
+        return [int(size) if size.isdecimal() else size for size in text.split(",") if size]
+
+    callback = _by_name(f"(.+):((?:{size}(?:,{size})*)?)", sizes, "shapes", form)
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
@@ -187,7 +179,7 @@ binding_options = all_of(
         "--value",
         "values",
         multiple=True,
-        callback=_values,
+        callback=_by_name("(.+)=(.*)", _value, "values", "name=16000, name=true or name=0.5,0.25"),
         metavar="NAME=VALUE",
         help="Make an input a constant: a number, true, false, or numbers with commas. The net has no such input.",
     ),
@@ -376,17 +368,6 @@ def skip_option(help: str = "Skip a pass; may be given several times.") -> Decor
     return click.option("--skip", multiple=True, metavar="PASS", help=help)
 
 
-def _axes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int | None]:
-    """Return axes by input name, from ``name:0`` or ``name:none``; names may contain colons."""
-    axes = {}
-    for text in values:
-        name, _, axis = text.rpartition(":")
-        if not name or not re.fullmatch(r"-?\d+|none", axis):
-            raise UsageError(f"--batch-axis takes NAME:0, or another axis, or NAME:none, not '{text}'")
-        axes[name] = None if axis == "none" else int(axis)
-    return axes
-
-
 def _conversion(options: dict[str, Any]) -> None:
     from onnx2ncnn_opt.api.options import ConvertOptions
 
@@ -417,7 +398,12 @@ conversion_options = all_of(
         "--batch-axis",
         "batch_axes",
         multiple=True,
-        callback=_axes,
+        callback=_by_name(
+            r"(.+):(-?\d+|none)",
+            lambda axis: None if axis == "none" else int(axis),
+            "axes",
+            "name:0, or another axis, or name:none",
+        ),
         metavar="NAME:K",
         help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
     ),

@@ -1,4 +1,4 @@
-"""Output of the command: tables and a progress bar on a terminal, plain lines elsewhere."""
+"""Output of the command: tables and a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from onnx2ncnn_opt.progress import listening, share_done
+from onnx2ncnn_opt.progress import listening
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.text import Text
 
 
 class Table(NamedTuple):
@@ -41,7 +41,6 @@ class Table(NamedTuple):
 
 Block = str | Table
 _SOON = 2.0  # seconds before the first reminder
-_BAR_WIDTH = 24  # characters
 
 
 def show(blocks: Sequence[Block], stream: TextIO) -> None:
@@ -75,9 +74,9 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 @contextmanager
 def working(what: str, stream: TextIO) -> Iterator[None]:
-    """Show the progress of a long operation: a bar on a terminal, else a line after 2 s, 4 s, 8 s, ..."""
+    """Show the progress of a long operation: a live line on a terminal, else a line after 2 s, 4 s, 8 s, ..."""
     operation = _Operation(what)
-    with listening(operation.report), _bar(operation, stream) if stream.isatty() else _reminders(operation, stream):
+    with listening(operation.report), _live(operation, stream) if stream.isatty() else _reminders(operation, stream):
         yield
 
 
@@ -85,28 +84,23 @@ class _Operation:
     """An operation, its latest progress report, and its age."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.step, self.share, self.start = what, "", 0.0, time.monotonic()
+        self.what, self.step, self.start = what, "", time.monotonic()
 
     def report(self, step: str) -> None:
-        self.step, self.share = step, share_done()
+        self.step = step
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.start
-        share = f"{self.share:.0%} in " if self.share else ""
-        age = f" ({share}{seconds:.0f} s)" if seconds >= _SOON else ""
+        age = f" ({seconds:.0f} s)" if seconds >= _SOON else ""
         return printable(f"{self.what}: {self.step}{age}" if self.step else f"{self.what}{age}")
 
-    def __rich__(self) -> RichTable:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table as RichTable
+    def __rich__(self) -> Text:
         from rich.text import Text
 
-        grid = RichTable.grid(padding=(0, 1))
-        grid.add_row(ProgressBar(total=1.0, completed=self.share, width=_BAR_WIDTH), Text(str(self), no_wrap=True))
-        return grid
+        return Text(str(self), no_wrap=True)
 
 
-def _bar(operation: _Operation, stream: TextIO) -> AbstractContextManager[object]:
+def _live(operation: _Operation, stream: TextIO) -> AbstractContextManager[object]:
     from rich.console import Console
     from rich.live import Live
 

@@ -30,22 +30,6 @@ def test_long_work_is_reported_with_its_rate(monkeypatch: pytest.MonkeyPatch) ->
     assert re.fullmatch(r"pass p: 3 rewrites, [\d,]+ a second", told[0])
 
 
-def test_the_share_of_the_whole_grows_and_stays_within_its_part() -> None:
-    shares: list[float] = []
-    with progress.listening(lambda _: shares.append(progress.share_done())):
-        with progress.up_to(0.4):
-            for _ in range(9):
-                progress.announce("lowering")
-        assert shares[0] > 0
-        assert shares[-1] < 0.4 == progress.share_done()
-        with progress.up_to(0.9):
-            progress.announce("running")
-    assert shares == sorted(set(shares))
-    assert 0.4 < shares[-1] < 0.9
-    with progress.up_to(0.5):  # nobody listens
-        assert progress.share_done() == 0.0
-
-
 def test_short_work_is_not_reported() -> None:
     stream = io.StringIO()
     with working("converting", stream):
