@@ -1,10 +1,11 @@
 """Every error that this package raises on purpose. The command line prints its message, and exits with its code."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 _MAX_LINES, _MAX_LINE_LENGTH, _KEPT_END = 200, 500, 100
 _MAX_COMMAND_LENGTH = 2**17  # Linux takes no longer argument
@@ -135,27 +136,32 @@ _OPTIONS: Mapping[str, tuple[str, bool]] = {
 }
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes))
+
+
+def _has_names(value: Any) -> bool:
+    return all(isinstance(item, str) for item in value)
+
+
+# The values of each kind, and their name in errors.
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "list": (_is_list, "a list"),
+    "names": (lambda value: _is_list(value) and _has_names(value), "a list of names"),
+    "table": (lambda value: isinstance(value, Mapping) and _has_names(value), "a dict by the names of inputs"),
+    "seconds": (lambda value: type(value) in (int, float) and value > 0, "a number of seconds above 0"),
+    "count": (lambda value: type(value) is int and value >= 0, "a whole number of 0 or more"),
+    "path": (lambda value: isinstance(value, (str, PathLike)), "a path"),
+}
+
+
 def check_option(kind: str, name: str, value: object) -> None:
     """Raise UsageError for a value that is not of this kind; `name` is the option, or a part of it."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind in ("list", "names"):
-        if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-            raise UsageError(f"{name} has to be a list, not {value!r:.80}; did you mean [{value!r:.80}]?")
-        for item in value if kind == "names" else ():
-            if not isinstance(item, str):
-                raise UsageError(f"{name} has to be a list of names, and {item!r:.80} is not a name")
-    elif kind == "table":
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
-        for key in value:
-            if not isinstance(key, str):
-                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is not a name")
-    elif kind == "seconds" and not (is_number and value > 0):  # type: ignore[operator]
-        raise UsageError(f"{name} has to be a number of seconds above 0, not {value!r:.80}")
-    elif kind == "count" and not (is_number and isinstance(value, int) and value >= 0):
-        raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")
-    elif kind == "path" and not isinstance(value, (str, PathLike)):
-        raise UsageError(f"{name} has to be a path, not {value!r:.80}")
+    is_valid, what = _KINDS[kind]
+    if not is_valid(value):
+        is_text = isinstance(value, (str, bytes)) and kind in ("list", "names")
+        hint = f"; did you mean [{value!r:.80}]?" if is_text else ""
+        raise UsageError(f"{name} has to be {what}, not {value!r:.80}{hint}")
 
 
 class ParamError(ConversionError):

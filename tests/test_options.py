@@ -25,14 +25,14 @@ def model() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"outputs": "linear"}, r"outputs has to be a list, not 'linear'; did you mean \['linear'\]\?"),
+        ({"outputs": "linear"}, r"outputs has to be a list of names, not 'linear'; did you mean \['linear'\]\?"),
         ({"skip": "fuse_swish"}, "skip has to be a list"),
         ({"custom": "a::b"}, "custom has to be a list"),
-        ({"outputs": 3}, "outputs has to be a list, not 3"),
-        ({"outputs": [3]}, "outputs has to be a list of names, and 3 is not a name"),
-        ({"custom": [3]}, "custom has to be a list of names, and 3 is not a name"),
+        ({"outputs": 3}, "outputs has to be a list of names, not 3"),
+        ({"outputs": [3]}, "outputs has to be a list of names, not "),
+        ({"custom": [3]}, "custom has to be a list of names, not "),
         ({"batch_axes": {"x": "0"}}, r"batch_axes\['x'\] has to be an axis or None"),
-        ({"values": {3: 1}}, "values has to be a dict by names, and 3 is not a name"),
+        ({"values": {3: 1}}, "values has to be a dict by the names of inputs, not "),
         ({"shapes": [1, 4]}, "shapes has to be a dict by the names of inputs"),
         ({"shapes": {"x": "1,4"}}, r"shapes\['x'\] has to be a list"),
         ({"shapes": {"x": 4}}, r"shapes\['x'\] has to be a list"),
@@ -42,7 +42,7 @@ def model() -> onnx.ModelProto:
         ({"limit": True}, "limit has to be a whole number"),
         ({"release": "20250503"}, "a release is a date like"),
         ({"release": 20990101}, "20990101 is not known here"),
-        ({"outputs": iter(["y"])}, "outputs has to be a list, not <"),  # to look at it would use it up
+        ({"outputs": iter(["y"])}, "outputs has to be a list of names, not <"),  # to look at it would use it up
     ],
 )
 def test_types(options: dict[str, Any], said: str) -> None:
@@ -54,7 +54,7 @@ def test_types(options: dict[str, Any], said: str) -> None:
     ("options", "said"),
     [
         ({"only": "fuse_swish"}, "only has to be a list"),
-        ({"only": [3]}, "only has to be a list of names, and 3 is not a name"),
+        ({"only": [3]}, "only has to be a list of names, not "),
         ({"shapes": {"x": "1,2"}}, r"shapes\['x'\] has to be a list"),
         ({"shapes": {"x": [1.5]}}, r"a size in shapes\['x'\] has to be a whole number"),
         ({"bin": 3}, "bin has to be a path, not 3"),

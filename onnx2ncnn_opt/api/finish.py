@@ -1,7 +1,6 @@
 """The last steps before a graph is written: check the release, store weights in 16 bits, set feature masks."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import get_args
 
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
@@ -9,18 +8,8 @@ from onnx2ncnn_opt.ir.features import Device, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import Storage, own_storage, plan_storage
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, prove_masks, put_masks
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The results of `finish`: the storage plan, the masks, and the number of layers in the .param, Splits included."""
-
-    storage: Storage | None
-    masks: tuple[Mask, ...]
-    layers: int
 
 
 def finish(
@@ -30,8 +19,8 @@ def finish(
     keeps_storage: bool = False,
     masks: MasksFor = True,
     integers: Collection[Blob] = (),
-) -> Finished:
-    """Store weights in 16 bits, and set the masks that the graph proves.
+) -> tuple[Storage | None, tuple[Mask, ...]]:
+    """Store weights in 16 bits, and set the masks that the graph proves; return the storage plan and the masks.
 
     `encoding` is the format of the weights. Without it, `keeps_storage` gives 16 bits again to weights that passes
     computed only from 16-bit weights. `integers` are blobs that hold integers for the caller. Raises UsageError for an
@@ -44,7 +33,7 @@ def finish(
         plan.apply()
     proved = prove_masks(graph, integers=integers, wanted=masks)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
-    return Finished(plan, tuple(proved.values()), count_layers(graph))
+    return plan, tuple(proved.values())
 
 
 def require_release(graph: Graph, release: int) -> None:

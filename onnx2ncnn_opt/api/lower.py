@@ -302,7 +302,7 @@ class _Request:
         integers = {port.blob for port in (*imported.inputs, *outputs) if not is_float(port.dtype)}
         if options.quantized == "keep":
             centre(graph)
-        finished = finish(graph, encoding=self.encoding, masks=options.masks, integers=integers)
+        storage, masks = finish(graph, encoding=self.encoding, masks=options.masks, integers=integers)
         return Conversion(
             imported.model,
             self.source,
@@ -314,11 +314,11 @@ class _Request:
             events=tuple(events),
             layers_before=before,
             cut=imported.tail.cut if imported.tail else tuple(options.outputs),
-            storage=finished.storage,
+            storage=storage,
             custom=imported.custom,
             minimum=imported.minimum,
             cases=imported.cases,
-            masks=finished.masks,
+            masks=masks,
             images=self.images,
             appended=self.appended,
             tail=imported.tail,

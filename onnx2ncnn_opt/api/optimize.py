@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net
+from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
@@ -77,11 +78,11 @@ def optimize(  # noqa: PLR0913
     files = NetFiles(Path(param), bin_beside(Path(param)) if bin is None else Path(bin))
     net = with_shapes(read_net(files.param, files.bin, types), files, shapes or {}, start, end)
     net = with_passes(net, chosen, fixed_shapes=fixed_shapes, limit=limit, release=release)
-    finished = finish(net.graph, encoding=encoding, keeps_storage=True, masks=masks)
+    storage_plan, proved = finish(net.graph, encoding=encoding, keeps_storage=True, masks=masks)
     infer_shapes(net.graph, net.shapes)
     if shape_hints:
         add_hints(net.graph)
-    layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(net.graph))
-    result = replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
+    layers, memory = (net.layers[0], count_layers(net.graph)), (net.memory[0], peak_memory(net.graph))
+    result = replace(net, layers=layers, memory=memory, storage=storage_plan, masks=proved)
     result = result if binary is None else replace(result, is_binary=binary)
     return result.finished(ConvertOptions(prefix, verification=verification, masks=masks, benchmark=benchmark))

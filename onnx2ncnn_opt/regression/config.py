@@ -8,7 +8,7 @@ import math
 import os
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -209,14 +209,12 @@ class _ConfigReader:
 
     def config(self, data: Mapping[str, Any]) -> Config:
         self.check(data, _FILE_KEYS, "")
-        self.check(data.get("thresholds", {}), _THRESHOLD_KEYS, "thresholds.")
         if "models" not in data:
             raise UsageError(f'{self.file}: models is missing, as in models = ["models/*.onnx"]')
         own = data.get("model", {})
         for name, table in own.items():
             self.require(isinstance(table, dict), f"model.{name}", "a table")
             self.check(table, _MODEL_KEYS, f"model.{name}.")
-            self.check(table.get("thresholds", {}), _THRESHOLD_KEYS, f"model.{name}.thresholds.")
         paths = self.paths(data["models"])
         for name in own:
             if name not in paths:
@@ -261,7 +259,7 @@ class _ConfigReader:
             "modes": check_modes,
             "timeout": float,
         }
-        fields = {key: readers.get(key, lambda value: value)(keys[key]) for key in _MODEL_KEYS if key in keys}
+        fields = {key: readers[key](value) if key in readers else value for key, value in keys.items()}
         limits = {**common.get("thresholds", {}), **own.get("thresholds", {})}
         accuracy = limits.pop("accuracy", {})
         by_mode = dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy}
@@ -279,8 +277,10 @@ class _ConfigReader:
 
     def filled(self, text: str, where: str, values: Mapping[str, str]) -> str:
         try:
-            return fill(text, values)
-        except (KeyError, ValueError, IndexError) as error:
+            if any(form or conversion for _, _, form, conversion in string.Formatter().parse(text)):
+                raise ValueError
+            return text.format(**values)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
             existing = ", ".join(f"{{{key}}} ({PLACEHOLDERS[key]})" for key in values) or "none"
             raise UsageError(
                 f"{self.file}: {where}: '{text}' has a placeholder that does not exist; there are {existing}, "
@@ -296,24 +296,12 @@ class _ConfigReader:
                 raise UsageError(f"{self.file}: there is no key '{where}{name}'{_suggestion(name, keys)}")
             is_nan = isinstance(value, float) and math.isnan(value)
             self.require(keys[name].is_valid(value) and not is_nan, f"{where}{name}", keys[name].description)
+            if name == "thresholds":
+                self.check(value, _THRESHOLD_KEYS, f"{where}thresholds.")
 
     def require(self, is_valid: bool, where: str, description: str) -> None:
         if not is_valid:
             raise UsageError(f"{self.file}: {where} has to be {description}")
-
-
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with its {placeholders} filled in; other features of str.format raise ValueError."""
-    return "".join(_parts(text, values))
-
-
-def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
-    for literal, name, form, conversion in string.Formatter().parse(text):
-        yield literal
-        if name is not None:
-            if form or conversion:
-                raise ValueError
-            yield values[name]
 
 
 def _suggestion(name: str, names: Mapping[str, object]) -> str:

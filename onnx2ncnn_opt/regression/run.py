@@ -17,7 +17,7 @@ from onnx2ncnn_opt.errors import UsageError, bounded, check_options
 from onnx2ncnn_opt.manifest import tail_path
 from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
-from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
+from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import Request
 from onnx2ncnn_opt.regression.processes import EndedProcess, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
@@ -189,9 +189,9 @@ class _Task:
         """Run the converter."""
         values = {"onnx": os.fspath(self.model.path), "out": os.fspath(self.out), "stem": self.model.stem}
         if self.model.convert:
-            command = [fill(word, values) for word in self.model.convert]
+            command = [word.format(**values) for word in self.model.convert]
             return self.processes.run(command, seconds=self.model.timeout, folder=self.config.file.parent)
-        words = [fill(word, values) for word in _CONVERT]
+        words = [word.format(**values) for word in _CONVERT]
         return self.python(*words, *self.model.options.arguments, seconds=self.model.timeout)
 
     def python(self, *arguments: str, seconds: float) -> EndedProcess:
