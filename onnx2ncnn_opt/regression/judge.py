@@ -104,7 +104,6 @@ class _Judgement:
         )
 
     def fail(self, what: str, message: str, exit_code: int = 3, **numbers: Any) -> None:
-        """Record a failed measurement."""
         self.measurements.append(Measurement(what, "failed", message=message, **numbers))
         self.exit_code = max(self.exit_code, exit_code)
 
@@ -116,7 +115,6 @@ class _Judgement:
             self.measurements.append(Measurement(what, "ok", **numbers))
 
     def skip(self, reason: str, *what: str) -> None:
-        """Record that measurements were not made, with the reason."""
         self.measurements += [Measurement(name, "not measured", message=reason) for name in what]
 
     def judge(self) -> None:
@@ -141,14 +139,12 @@ class _Judgement:
         costs: dict[str, Any] = {}
         if is_wrong:
             self.skip("the model fails already", "latency", "memory")
-        elif self.request.record:
-            costs = self.run(examples, with_baseline=before is not None and not is_same)
-        elif before is None:
+        elif before is None and not self.request.record:
             self.skip("there is no baseline", "latency", "memory")
-        elif is_same:
+        elif is_same and not self.request.record:
             self.skip("the files are those of the baseline", "latency", "memory")
         else:
-            self.run(examples, with_baseline=True)
+            costs = self.run(examples, with_baseline=before is not None and not is_same)
         if self.request.record and not is_wrong:
             self.step = "baseline"
             self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **costs}, graph)
@@ -182,7 +178,6 @@ class _Judgement:
         self.tolerance = tolerance_within(self.loaded)
 
     def baseline(self) -> Record | None:
-        """Return the recorded baseline, if there is one."""
         try:
             record = self.stored.read()
         except UsageError as error:
@@ -250,7 +245,7 @@ class _Judgement:
                     by_mode[output.mode].append(output)
         accuracy = {}
         for mode, outputs in by_mode.items():
-            wrong = {o.name: _wrong_text(o) for o in outputs if o.status != "ok"}
+            wrong = {o.name: f"output '{o.name}': {o.status}: {o.message}" for o in outputs if o.status != "ok"}
             measured = max((output.max_rel for output in outputs if output.max_rel is not None), default=None)
             limit = self.limits.accuracy.get(mode)
             if not wrong and limit is not None and measured is not None and measured > limit:
@@ -405,7 +400,3 @@ def _entry(info: TensorInfo) -> Entry:
     """Return a manifest's entry for an input of a model."""
     shape = tuple(size if isinstance(size, int) else str(size) for size in info.shape or ())
     return Entry(info.name, info.name, shape, info.dtype.numpy().name, None)
-
-
-def _wrong_text(output: OutputReport) -> str:
-    return f"output '{output.name}': {output.status}: {output.message}"
