@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.api.bisection.located import Located, locate
-from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
-from onnx2ncnn_opt.api.bisection.missing import find_missing, find_unsplit
-from onnx2ncnn_opt.api.bisection.part import write_smallest_part
-from onnx2ncnn_opt.api.bisection.search import find_first_wrong
+from onnx2ncnn_opt.api.bisection.pair import Pair, write_smallest_part
+from onnx2ncnn_opt.api.bisection.search import Located, find_first_wrong, find_missing, find_unsplit, locate
 from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet, convert_anew
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.lower import lower
@@ -67,7 +64,7 @@ def bisect(
        same numbers in another order of axes.
 
     A path of wrong blobs leads from the first wrong layer to a wrong output. `write` is a folder for the smallest part
-    of the model and the net that is wrong on its own, see `bisection.minimal_pair`.
+    of the model and the net that is wrong on its own, see `bisection.pair`.
     """
     check_options(param=param, bin=bin)
     param, bin = Path(param), Path(bin or bin_beside(param))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UnprovenError, VerificationError
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import output_table, shapes_lines
+from onnx2ncnn_opt.report.results import output_table, shapes_lines
 from onnx2ncnn_opt.report.words import file_size, number_of, some_of
 from onnx2ncnn_opt.system import command_line
 

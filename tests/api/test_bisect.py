@@ -9,8 +9,8 @@ import pytest
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
-from onnx2ncnn_opt.api.bisection.located import Located
-from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
+from onnx2ncnn_opt.api.bisection.pair import Pair
+from onnx2ncnn_opt.api.bisection.search import Located
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.ir.graph import Layer

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.precision.search import EFFORTS
-from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.report.results import shapes_lines
 from onnx2ncnn_opt.verification import model_runs
 from onnx2ncnn_opt.verification.model import ModelRuns
 from onnx2ncnn_opt.verification.model import verify_net as verified

@@ -1,19 +1,21 @@
 """The search for the first wrong layer: the first layer from which a path of wrong blobs leads to a wrong output."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from onnx2ncnn_opt.api.bisection.located import Located, locate
 from onnx2ncnn_opt.api.bisection.wrong_net import Fresh, Results, WrongNet, as_integers
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verdict.blobs import UNKNOWN, Match, as_verdict
+from onnx2ncnn_opt.verdict.blobs import UNKNOWN, Match, aligned, as_verdict
 from onnx2ncnn_opt.verdict.errors import Tolerance, compare
 from onnx2ncnn_opt.verification.inner_values import BlobRun
 from onnx2ncnn_opt.verification.model_accuracy import tolerance_within
@@ -27,6 +29,67 @@ _ACTIVATIONS = frozenset(
 )
 _FUNCTIONS = frozenset(("Clip", "ELU", "GELU", "HardSigmoid", "HardSwish", "Mish", "ReLU", "Sigmoid", "Swish", "TanH"))
 _RIGHT = Match("right")
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """An input of a layer: the blob, the layer that produces it, its shape in ncnn, and whether it is right.
+
+    `status` is "right", "wrong", or "unknown" if the model has no such value; `value` is the model's name for it.
+    """
+
+    blob: str
+    layer: LayerRef
+    shape: tuple[int, ...]
+    status: str
+    value: str | None
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first layer whose output exceeds the tolerance, on the inputs and in the mode in which verification failed.
+
+    `blob` is this output, `message` describes its error, and `value` is the model's name for it. `origin` names the
+    ONNX nodes of the layer, if known. `suspects` are the layers that may have the fault, in the order of the net:
+    several if the model has no value for the blobs between them. `arrays` are the layer's inputs by blob.
+    """
+
+    layer: LayerRef
+    blob: str
+    message: str
+    mode: str
+    value: str | None
+    origin: tuple[str, ...]
+    inputs: tuple[LayerInput, ...]
+    suspects: tuple[LayerRef, ...]
+    arrays: Mapping[str, Array] = field(repr=False, compare=False)
+
+
+def locate(
+    blob: Blob,
+    mode: str,
+    message: str,
+    value: str | None = None,
+    origin: tuple[str, ...] = (),
+    *,
+    suspects: Sequence[Layer] = (),
+    verdicts: Mapping[Blob, Match] | None = None,
+    arrays: Mapping[str, Array] | None = None,
+) -> Located:
+    """Return the record for the producer of a blob; the default suspect is this layer.
+
+    `verdicts` and `arrays` are those of the layer's inputs, if they were computed.
+    """
+    assert blob.producer is not None
+    arrays, inputs = arrays or {}, []
+    for read in blob.producer.inputs:
+        verdict = (verdicts or {}).get(read, Match("right") if read.is_input else UNKNOWN)
+        shape = arrays[read.name].shape if read.name in arrays else ()
+        if read.producer is not None:
+            inputs.append(LayerInput(read.name, refs((read.producer,))[0], shape, verdict.status, verdict.value))
+    [layer] = refs((blob.producer,))
+    blamed = refs(tuple(suspects)) or (layer,)
+    return Located(layer, blob.name, message, mode, value, origin, tuple(inputs), blamed, arrays)
 
 
 @dataclass(frozen=True)
@@ -216,3 +279,64 @@ def _only_special(verdict: Match) -> Match:
     """Return the verdict, but "right" for a wrong blob whose errors are finite."""
     is_finite = verdict.difference is not None and not verdict.difference.special
     return replace(verdict, status="right") if verdict.status == "wrong" and is_finite else verdict
+
+
+def find_unsplit(net: WrongNet, blobs: Sequence[Blob]) -> Located | None:
+    """Return the second reader of a blob without Split, if outputs are missing."""
+    failed = any(output.status in ("missing", "crashed", "refused") for output in net.report.outputs)
+    # ncnn runs a MemoryData again for each reader.
+    blob = next((b for b in blobs if b.producer and b.producer.type != "MemoryData"), None)
+    if blob is None or not failed:
+        return None
+    first, last = blob.users[0], blob.users[-1]
+    message = f"it reads '{blob.name}', which '{first.name}' reads as well, and there is no Split between"
+    return locate(last.outputs[0], net.mode, message)
+
+
+def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
+    """Return the producer of an output that is missing in the net."""
+    blobs = {blob.name: blob for layer in net.graph for blob in layer.outputs}
+    missing = next((o for o in net.report.outputs if o.status == "missing" and o.blob not in blobs), None)
+    if missing is None:
+        return None
+    if fresh is not None:
+        return _producer_in(net, fresh, missing)
+    tolerance = net.tolerance(exact=False)
+    run, values = net.run(partial(net.reference.judge, tolerance=tolerance), exact=False), net.reference.values
+    for name in _ancestors(net.loaded, missing.name):
+        if name not in values:
+            continue
+        value = values[name]
+        for blob, result in run.results.items() if run else ():
+            if isinstance(result, Failure) or result.size != value.size:
+                continue
+            if aligned(result, value, tolerance)[0].ok:
+                what = "but its numbers here" if name == missing.name else f"which the model makes of '{name}'"
+                message = f"the net has no output '{missing.name}', {what}"
+                return locate(blobs[blob], net.mode, message, name)
+    return None
+
+
+def _ancestors(model: LoadedModel, name: str) -> Iterator[str]:
+    """Yield a value of the model and the values that it is computed from, the nearest first."""
+    producers = {value.name: node for node in model.graph for value in node.outputs}
+    names = [name]
+    for ancestor in names:
+        yield ancestor
+        inputs = producers[ancestor].inputs if ancestor in producers else ()
+        names += [v.name for v in inputs if v is not None and v.name and v.name not in names]
+
+
+def _producer_in(net: WrongNet, fresh: Fresh, output: OutputReport) -> Located | None:
+    """Return the layer that produces the output in a new conversion, or its counterpart in the net."""
+    blob = next((blob for blob in fresh.graph.outputs if blob.name == output.blob), None)
+    if blob is None or blob.producer is None:
+        return None
+    twins = {theirs: ours for ours, theirs in corresponding(net.graph, fresh.graph).items()}
+    origin = fresh.origins.get(blob.producer.name, ())
+    twin = twins.get(blob.producer)
+    if twin is not None:
+        same = twin.outputs[blob.producer.outputs.index(blob)]
+        message = f"the net has no blob '{blob.name}', which this should be"
+        return locate(same, net.mode, message, output.name, origin)
+    return locate(blob, net.mode, f"the net has no blob '{blob.name}': it lacks this layer", output.name, origin)
