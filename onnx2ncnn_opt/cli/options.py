@@ -137,21 +137,16 @@ def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "na
 
 
 def _inputs(value: str) -> Feeds:
-    """Return the path of a file, or an image with the arithmetic on its pixels."""
-    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:letterbox(=\d+)?|:bgr)*)", value, re.DOTALL)
+    """Return the path of a file, or a picture with the arithmetic on its pixels."""
+    match = re.fullmatch(f"(.+?)((?::{_PIXELS})*)", value, re.DOTALL)
     assert match is not None
     path: Path = EXISTING_FILE.convert(match[1], None, None)
     if not match[2]:
         return path
-    from onnx2ncnn_opt.inputs.given import Image
+    from onnx2ncnn_opt.api.preprocessing import parse_image
+    from onnx2ncnn_opt.inputs.given import Picture
 
-    parts = dict(part.partition("=")[::2] for part in match[2][1:].split(":"))
-    try:
-        mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
-    except ValueError:
-        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3") from None
-    border = min(int(parts["letterbox"] or 114), 255) if "letterbox" in parts else None  # YOLO's grey
-    return Image(path, mean, std, "bgr" in parts, border)
+    return Picture(path, parse_image(path.name, match[2][1:]))
 
 
 def _range(value: str) -> tuple[float, float]:

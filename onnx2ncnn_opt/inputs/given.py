@@ -3,34 +3,30 @@
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import check_arrays
 
 
-@dataclass(frozen=True)
-class Image:
-    """An image for a model's only input: a path, and the normalisation ``(pixel - mean) / std``."""
+class Picture(NamedTuple):
+    """A picture for a model's only input: a path, and the arithmetic on its pixels."""
 
     path: Path
-    mean: tuple[float, ...] = ()  # one number, or one for each channel
-    std: tuple[float, ...] = ()
-    bgr: bool = False  # the channels are blue, green, red
-    letterbox: int | None = None  # keep the aspect, and pad with this value
+    image: Image = Image()
 
 
-Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
+Feeds = Mapping[str, Array] | str | os.PathLike[str] | Picture
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -39,7 +35,7 @@ def given_inputs(feeds: Feeds, model: LoadedModel, manifest: Manifest | None = N
 
     An image without arithmetic of its own gets that of a net that takes pixels.
     """
-    if isinstance(feeds, Image):
+    if isinstance(feeds, Picture):
         return load_image(feeds, model)
     if isinstance(feeds, (str, os.PathLike)):
         path = Path(feeds)
@@ -48,18 +44,15 @@ def given_inputs(feeds: Feeds, model: LoadedModel, manifest: Manifest | None = N
     return check_inputs(feeds, model)
 
 
-def _normalised(path: Path, manifest: Manifest | None) -> Image:
-    """Return an image with the arithmetic of the net's pixels; its channels have the model's order already."""
+def _normalised(path: Path, manifest: Manifest | None) -> Picture:
+    """Return a picture with the arithmetic of the net's pixels; its channels have the model's order already."""
     images = [entry.image for entry in manifest.inputs if entry.image] if manifest is not None else []
-    if not images:
-        return Image(path)
-    border = images[0].letterbox
-    return Image(path, images[0].mean, images[0].std, letterbox=None if border is None else int(border))
+    return Picture(path, replace(images[0], bgr=False)) if images else Picture(path)
 
 
-def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
+def load_image(picture: Picture, model: LoadedModel) -> dict[str, Array]:
     """Return an image, resized unless the model's input is dynamic. Raises UsageError if the image does not fit."""
-    (info, *others), path = model.inputs, image.path
+    (info, *others), path, image = model.inputs, picture.path, picture.image
     shape = info.shape
     channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
     if others or channels is None or not (shape[0] == 1 or isinstance(shape[0], Sym)):
@@ -68,12 +61,11 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     height, width = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
     pixels = read_pixels(path, height, width, grey=shape[channels] == 1, bgr=image.bgr, letterbox=image.letterbox)
     is_float = info.dtype.is_floating_point()
-    for what, numbers in (("mean", image.mean), ("std", image.std)):
-        fits = len(numbers) in (0, 1, pixels.shape[2]) and not (what == "std" and 0 in numbers)
-        if not fits or (numbers and not is_float):
+    for what, numbers, default in (("mean", image.mean, (0,)), ("std", image.std, (1,))):
+        if len(numbers) not in (1, pixels.shape[2]) or (numbers != default and not is_float):
             raise UsageError(f"{path}: {what} is {numbers}, for {pixels.shape[2]} channels of {info}")
     if is_float:
-        pixels = (pixels - np.array(image.mean or 0.0)) / np.array(image.std or 1.0)
+        pixels = (pixels - np.array(image.mean)) / np.array(image.std)
     array = (pixels if channels == 3 else pixels.transpose(2, 0, 1))[None]
     return check_inputs({info.name: array.astype(dtype_of(info))}, model)
 

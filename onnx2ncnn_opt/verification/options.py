@@ -75,9 +75,9 @@ class Verification:
         if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None:
             return
         from onnx2ncnn_opt.inputs.draws import Wanted
-        from onnx2ncnn_opt.inputs.given import Image
+        from onnx2ncnn_opt.inputs.given import Picture
 
-        if not isinstance(self.feeds, str | os.PathLike | Image):
+        if not isinstance(self.feeds, str | os.PathLike | Picture):
             check_options(feeds=self.feeds)
         if not isinstance(self.wanted, Wanted | None):
             raise UsageError(f"wanted has to be a Wanted, not {self.wanted!r:.80}")

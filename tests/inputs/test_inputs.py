@@ -9,7 +9,8 @@ from PIL import Image as pillow
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.inputs.draws import DATA, LARGE, Data, Draw, Wanted, draw_inputs, draws
-from onnx2ncnn_opt.inputs.given import Image, check_inputs, given_inputs, load_image, load_inputs
+from onnx2ncnn_opt.inputs.given import Picture, check_inputs, given_inputs, load_image, load_inputs
+from onnx2ncnn_opt.manifest import Image
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from testing.models import parsed
 
@@ -343,7 +344,7 @@ def test_an_image(tmp_path: Path) -> None:
     plain = given_inputs(path, loaded(IMAGE))["x"]
     assert (plain.shape, plain.dtype) == ((1, 3, 2, 4), np.dtype(np.float32))
     np.testing.assert_array_equal(plain[0, 0], np.arange(8).reshape(2, 4))
-    image = Image(path, mean=(200, 90, 10), std=(2.0,), bgr=True)
+    image = Picture(path, Image(mean=(200, 90, 10), std=(2.0,), bgr=True))
     array = given_inputs(image, loaded(IMAGE))["x"]
     np.testing.assert_array_equal(array[0, 0], np.zeros((2, 4)))
     np.testing.assert_array_equal(array[0, 1], np.full((2, 4), 5))
@@ -356,14 +357,14 @@ def test_an_image_for_a_net_that_takes_pixels(tmp_path: Path) -> None:
     array = given_inputs(path, conversion.model, conversion.manifest())["x"]
     np.testing.assert_array_equal(array[0, 0], (np.arange(8).reshape(2, 4) - 1) / 2)
     np.testing.assert_array_equal(array[0, 1:, 0, 0], [5, 95])
-    own = given_inputs(Image(path, std=(4.0,)), conversion.model, conversion.manifest())["x"]
+    own = given_inputs(Picture(path, Image(std=(4.0,))), conversion.model, conversion.manifest())["x"]
     np.testing.assert_array_equal(own[0, :, 0, 0], [0, 25, 50])
 
 
 def test_an_image_that_keeps_its_aspect(tmp_path: Path) -> None:
     path = picture(tmp_path)
     model = loaded("(float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Identity(x) }")
-    array = given_inputs(Image(path, std=(2.0,), letterbox=114), model)["x"]
+    array = given_inputs(Picture(path, Image(std=(2.0,), letterbox=114)), model)["x"]
     np.testing.assert_array_equal(array[0, :, [0, 3]], np.full((2, 3, 4), 57))
     np.testing.assert_array_equal(array[0, 0, 1:3], np.arange(8).reshape(2, 4) / 2)
 
@@ -390,7 +391,7 @@ def test_modes_of_images(mode: str, tmp_path: Path) -> None:
         image = pillow.fromarray(pixels).convert("RGB" if mode == "CMYK" else "L").convert(mode)
     path = tmp_path / ("photo.png" if mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "photo.tiff")
     image.save(path)
-    found = load_image(Image(path), loaded(GREY))["x"]
+    found = load_image(Picture(path), loaded(GREY))["x"]
     np.testing.assert_allclose(found[0, 0], pixels, atol=1)
 
 
@@ -398,7 +399,7 @@ def test_modes_of_images(mode: str, tmp_path: Path) -> None:
 def test_images_without_a_white(mode: str, tmp_path: Path) -> None:
     pillow.new(mode, (2, 2)).save(tmp_path / "photo.tiff")
     with pytest.raises(UsageError, match=f"mode {mode} does not say which number is white"):
-        load_image(Image(tmp_path / "photo.tiff"), loaded(GREY))
+        load_image(Picture(tmp_path / "photo.tiff"), loaded(GREY))
 
 
 def test_images_that_do_not_fit(tmp_path: Path) -> None:
@@ -406,9 +407,10 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="one input"):
         given_inputs(path, loaded(TWO))
     with pytest.raises(UsageError, match="mean is"):
-        given_inputs(Image(path, mean=(1.0, 2.0)), loaded(IMAGE))
+        given_inputs(Picture(path, Image(mean=(1.0, 2.0))), loaded(IMAGE))
+    integers = loaded("(uint8[1, 3, H, 4] x) => (uint8[1, 3, H, 4] y) { y = Identity(x) }")
     with pytest.raises(UsageError, match="std is"):
-        given_inputs(Image(path, std=(0.0,)), loaded(IMAGE))
+        given_inputs(Picture(path, Image(std=(2.0,))), integers)
     broken = tmp_path / "broken.png"
     broken.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UsageError, match="no image can be read"):
