@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.inspect import inspect as inspect
     from onnx2ncnn_opt.api.lower import Conversion as Conversion
     from onnx2ncnn_opt.api.lower import Files as Files
+    from onnx2ncnn_opt.api.optimize import Optimized as Optimized
     from onnx2ncnn_opt.api.optimize import optimize as optimize
-    from onnx2ncnn_opt.api.optimized import Optimized as Optimized
     from onnx2ncnn_opt.api.options import ConvertOptions as ConvertOptions
     from onnx2ncnn_opt.api.quantize import Quantization as Quantization
     from onnx2ncnn_opt.api.quantize import quantize as quantize
@@ -36,8 +36,7 @@ _NAMES = {
     "api.diff": ("diff",),
     "api.inspect": ("inspect",),
     "api.lower": ("Conversion", "Files"),
-    "api.optimize": ("optimize",),
-    "api.optimized": ("Optimized",),
+    "api.optimize": ("Optimized", "optimize"),
     "api.options": ("ConvertOptions",),
     "api.quantize": ("Quantization", "quantize"),
     "api.report": ("Report", "make_report"),

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from onnx2ncnn_opt.api.optimized import Optimized
+from onnx2ncnn_opt.api.optimize import Optimized
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.inputs.net_draws import draw_runs
 from onnx2ncnn_opt.ir.graph import Blob

@@ -1,24 +1,291 @@
 """The main job for existing nets: optimise a .param and .bin of any converter, and verify the result."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from __future__ import annotations
 
-from onnx2ncnn_opt import entry_points
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.finish import finish
-from onnx2ncnn_opt.api.net_shapes import add_hints, infer_shapes
-from onnx2ncnn_opt.api.optimized import Optimized, with_passes, with_shapes
+from onnx2ncnn_opt.api.net_shapes import (
+    add_hints,
+    bound_shapes,
+    check_known,
+    infer_shapes,
+    manifest_of,
+    numbers,
+    open_shapes,
+    shape_notes,
+    shapes_of_pnnx,
+    without_batches,
+)
 from onnx2ncnn_opt.api.options import ConvertOptions
-from onnx2ncnn_opt.errors import check_option, check_options
-from onnx2ncnn_opt.ir.features import MasksFor
-from onnx2ncnn_opt.ir.memory import peak_memory
+from onnx2ncnn_opt.api.result import NetResult
+from onnx2ncnn_opt.errors import UsageError, check_option, check_options
+from onnx2ncnn_opt.ir.attention import caches
+from onnx2ncnn_opt.ir.cut import cut, drop_unused
+from onnx2ncnn_opt.ir.detections import DETECTORS
+from onnx2ncnn_opt.ir.dim import is_fixed
+from onnx2ncnn_opt.ir.features import Feature, MasksFor
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net
-from onnx2ncnn_opt.param.splits import count_layers
+from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, bin_beside, read_net, write_param
+from onnx2ncnn_opt.param.param_bin import named_by_index
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss
+from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.verification.options import Verification
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.inputs.draws import Draw
+    from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.runtime.base import Feed
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verification.pair import NetPair
+    from onnx2ncnn_opt.verification.report import VerifyReport
+
+# The features that this package's masks switch off; a net with such a mask keeps its masks.
+_PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Optimized(NetResult[NetFiles]):
+    """An optimised net, in memory.
+
+    `layers`, `memory` and `sizes` (bytes of weights) are before and after. `exchanged` is the number of layers whose
+    operands were exchanged to save memory, `dropped_splits` the needless Splits. `misfit` names the layer of the
+    original net that cannot take its inputs at these shapes. With `is_binary` the .param is written in ncnn's binary
+    format. `notes` are for the user. `renamed` are names of inputs and outputs that differ in the files.
+    """
+
+    source: NetFiles
+    layers: tuple[int, int]
+    memory: tuple[Memory, Memory]
+    exchanged: int = 0
+    dropped_splits: tuple[DroppedSplit, ...]
+    unread_layers: int
+    trailing_bytes: int
+    misfit: str
+    is_binary: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    _blobs: Mapping[str, str] = field(repr=False)  # names of inputs and outputs in the original file
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # names of detection layers' inputs in that file
+    _is_cut: bool = field(repr=False)
+    _is_masked: bool = field(default=False, repr=False)  # the original has masks against errors of fp16
+    notes: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    sizes: tuple[int, int] = (0, 0)
+
+    against = "the original"
+
+    def __repr__(self) -> str:
+        before, after = self.layers
+        return f"Optimized({before} -> {after} layers, {len(self.applied)} rewrites)"
+
+    @property
+    def caches(self) -> list[str]:
+        """The outputs that are attention's keys and values for the next run; only ncnn can read them."""
+        cache_blobs = caches(self.graph)
+        return [blob.name for blob in self.graph.outputs if blob in cache_blobs]
+
+    def _examples(self) -> dict[str, str]:
+        """Return example shapes of inputs by name, for the ranks in the manifest next to the original net."""
+        manifest = manifest_of(self.source.param, self.graph)
+        least = manifest.minimum if manifest else {}
+        return {
+            entry.blob: ",".join(
+                str(s if isinstance(s, int) else max(16, least.get(str(s), 0)))
+                for i, s in enumerate(entry.shape)
+                if i != entry.batch_axis
+            )
+            for entry in (manifest.inputs if manifest else ())
+        }
+
+    def name_before(self, blob: Blob) -> str:
+        """Return the name of an input or output in the original file."""
+        return self._blobs[blob.name]
+
+    @property
+    def names(self) -> Mapping[Blob, str]:
+        """The names of inputs and outputs in the files; in a binary .param they are indexes."""
+        listing = list_layers(self.graph)
+        return named_by_index(listing) if self.is_binary else listing.names
+
+    def files(self, prefix: PathLike | None) -> NetFiles:
+        """Return the paths PREFIX.param (PREFIX.param.bin if binary) and PREFIX.bin."""
+        return NetFiles.at(self.source.param.stem if prefix is None else prefix, binary=self.is_binary)
+
+    @contextmanager
+    def _staging(self, prefix: PathLike) -> Iterator[NetFiles]:
+        with all_or_nothing(*self.files(prefix).paths) as staged:
+            yield NetFiles(*staged)
+
+    def describe(self, files: NetFiles) -> None:
+        """Write the .param."""
+        write_param(self.graph, files.param, binary=self.is_binary)
+
+    def _with_files(self, files: NetFiles) -> Optimized:
+        renamed = {blob.name: name for blob, name in self.names.items() if blob.name != name}
+        before = self.source.bin.stat().st_size - self.trailing_bytes
+        return replace(self, renamed=renamed, sizes=(before, files.bin.stat().st_size))
+
+    def _require_known(self, consequence: str) -> None:
+        if self.misfit:
+            raise UsageError(
+                f"{consequence} at these shapes, which it does not take: {self.misfit}; give others with --shape, or "
+                "leave out the verification with --no-verify"
+            )
+
+    def _feeds(self, verification: Verification) -> Callable[[Draw], Mapping[Blob, Feed]]:
+        from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
+
+        draws = partial(self.pair.draws, verification.seed)
+        return lambda draw: {blob: Feed(x) for _, arrays in draws([draw]) for blob, x in arrays.items()}
+
+    def estimated(
+        self, verification: Verification = Verification(), *, masks: MasksFor = True, **net: Any
+    ) -> Optimized:
+        """Simulate fp16 in ncnn (`NetResult.estimated`); a net that already has masks keeps them."""
+        result = super().estimated(verification, masks=masks and not self._is_masked, **net)
+        return replace(result, layers=(self.layers[0], count_layers(self.graph)))
+
+    @property
+    def pair(self) -> NetPair:
+        """The net before and after the passes, for verification."""
+        from onnx2ncnn_opt.verification.pair import NetPair
+
+        return NetPair(
+            self.source, self.graph, self._blobs, self.shapes, self._examples(), self.storage, self._boxes, self._is_cut
+        )
+
+    def _verify(
+        self, files: NetFiles, verification: Verification, worker: NcnnWorker | None, runs: None
+    ) -> VerifyReport:
+        from onnx2ncnn_opt.verification.pair import verify_pair
+
+        return verify_pair(self.pair, verification, files=files, names=self.names, worker=worker)
+
+    def _time(self, files: NetFiles, verification: Verification, seconds: float) -> Latency:
+        from onnx2ncnn_opt.runtime.latency import in_turns
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+        from onnx2ncnn_opt.runtime.targets import find_target
+
+        if self._is_cut:
+            raise UsageError("only a whole net can be timed before and after")
+        _, drawn = next(self.pair.draws(verification.seed))
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        target = find_target(verification.on)
+        with NcnnWorker(target) as first, NcnnWorker(target) as second:
+            after = NcnnRunner(files.param, files.bin, worker=first)
+            before = NcnnRunner(self.source.param, self.source.bin, worker=second)
+            old_names = {blob: self._blobs[blob.name] for blob in (*drawn, *outputs)}
+            time_after, time_before = (
+                partial(runner.time, {of[blob]: array for blob, array in drawn.items()}, [of[blob] for blob in outputs])
+                for runner, of in ((after, self.names), (before, old_names))
+            )
+            return in_turns(time_after, time_before, seconds)
+
+
+def _with_shapes(
+    net: ParsedNet, files: NetFiles, shapes: Mapping[str, Sequence[int]], start: Sequence[str], end: Sequence[str]
+) -> Optimized:
+    """Give a net its shapes, and cut it; return it before any pass."""
+    graph, is_cut = net.graph, bool(start or end)
+    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
+    pnnx_shapes = {} if is_cut else shapes_of_pnnx(files.param, graph, shapes)
+    all_shapes = {**pnnx_shapes, **shapes}
+    sizes = bound_shapes(graph, all_shapes, partial=bool(start))
+    batched = [] if is_cut else without_batches(graph, sizes, all_shapes)
+    names = {blob.name: blob.name for blob in (*graph.inputs, *graph.outputs)}
+    if is_cut:
+        starts, ends = (_find(net, *wanted) for wanted in ((start, "--start"), (end, "--end")))
+        # A start replaces the tensor for all its users: so the original net gets the tensor, not a Split's top.
+        names |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
+        sizes = _cut_out(graph, starts, ends, sizes, shapes)
+    count = count_layers(graph)
+    misfit = infer_shapes(graph, sizes)
+    memory = peak_memory(graph)
+    return Optimized(
+        source=files,
+        graph=graph,
+        layers=(count, count),
+        memory=(memory, memory),
+        dropped_splits=net.dropped_splits,
+        unread_layers=net.unread_layers,
+        trailing_bytes=net.trailing_bytes,
+        misfit=misfit,
+        is_binary=net.is_binary,
+        shapes=sizes,
+        notes=(*shape_notes(graph, sizes, pnnx_shapes, batched, files.param),),
+        _blobs=names,
+        _boxes=boxes,
+        _is_cut=is_cut,
+    )
+
+
+def _cut_out(
+    graph: Graph,
+    starts: Mapping[str, Blob],
+    ends: Mapping[str, Blob],
+    sizes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, tuple[int, ...]]:
+    """Cut a subnet out of a graph, and return the sizes of its inputs; `shapes` are the caller's."""
+    infer_shapes(graph, sizes)
+    for name, blob in starts.items():
+        if name in shapes:
+            blob.shape = tuple(shapes[name])
+    inputs = {name: blob.shape for name, blob in starts.items()}
+    cut(graph, starts, ends)
+    fixed = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
+    check_known(graph, shapes)
+    return {blob.name: fixed[blob.name] for blob in graph.inputs if blob.name in fixed}
+
+
+def _with_passes(
+    net: Optimized, chosen: Sequence[Pass], *, fixed_shapes: bool, limit: int | None, release: int
+) -> Optimized:
+    """Run passes until none changes the net."""
+    graph, sizes = net.graph, net.shapes
+    applied: list[Event] = []
+    failed: list[Event] = []
+    while True:
+        if not fixed_shapes:
+            infer_shapes(graph, sizes)
+            open_shapes(graph, sizes)
+        remaining = None if limit is None else limit - len(applied)
+        events = passes.run(graph, chosen, limit=remaining, release=release)
+        new = [event for event in events if isinstance(event, Applied)]
+        applied += new
+        failed += (event for event in events if isinstance(event, Failed))
+        chosen = [p for p in chosen if p.name not in {event.pass_name for event in failed}]
+        if not new or remaining == len(new):
+            break
+    drop_unused(graph)
+    infer_shapes(graph, sizes)
+    near_misses = (event for event in events if isinstance(event, NearMiss))
+    is_masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    exchanged = len(lower_peak(graph))
+    if not fixed_shapes:
+        open_shapes(graph, sizes)
+    return replace(net, events=(*applied, *near_misses, *failed), exchanged=exchanged, _is_masked=is_masked)
+
+
+def _find(net: ParsedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
+    for name in names:
+        if name not in net.names:
+            raise UsageError(f"{option} {name}: the net has no blob of that name")
+    return {name: net.names[name] for name in names}
 
 
 def optimize(  # noqa: PLR0913
@@ -76,8 +343,8 @@ def optimize(  # noqa: PLR0913
     encoding = encoding_of(storage, release)
     announce("reading the net")
     files = NetFiles(Path(param), bin_beside(Path(param)) if bin is None else Path(bin))
-    net = with_shapes(read_net(files.param, files.bin, types), files, shapes or {}, start, end)
-    net = with_passes(net, chosen, fixed_shapes=fixed_shapes, limit=limit, release=release)
+    net = _with_shapes(read_net(files.param, files.bin, types), files, shapes or {}, start, end)
+    net = _with_passes(net, chosen, fixed_shapes=fixed_shapes, limit=limit, release=release)
     storage_plan, proved = finish(net.graph, encoding=encoding, keeps_storage=True, masks=masks)
     infer_shapes(net.graph, net.shapes)
     if shape_hints:

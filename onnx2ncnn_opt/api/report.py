@@ -12,7 +12,7 @@ from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
-from onnx2ncnn_opt.api.optimized import Optimized
+from onnx2ncnn_opt.api.optimize import Optimized
 from onnx2ncnn_opt.api.report_rows import LayerRun, bytes_of, layer_rows, memory_course, with_measurements
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.api.verify import verify

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
-    from onnx2ncnn_opt.api.optimized import Optimized
+    from onnx2ncnn_opt.api.optimize import Optimized
     from onnx2ncnn_opt.api.result import NetResult
     from onnx2ncnn_opt.manifest import Entry, Image, Manifest
     from onnx2ncnn_opt.precision.masks import Precision

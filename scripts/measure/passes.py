@@ -37,7 +37,7 @@ import numpy as np
 
 from onnx2ncnn_opt import optimize
 from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.api.optimized import Optimized
+from onnx2ncnn_opt.api.optimize import Optimized
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes

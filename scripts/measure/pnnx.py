@@ -36,7 +36,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.optimized import Optimized
+from onnx2ncnn_opt.api.optimize import Optimized
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.onnx.ops import all_ops

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.optimized import Optimized
+from onnx2ncnn_opt.api.optimize import Optimized
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.text import format_param
