@@ -343,20 +343,12 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        data = {
-            "format": FORMAT,
-            **asdict(self, dict_factory=lambda pairs: {_json_name(name): value for name, value in pairs}),
-        }
-        for entry in (*data["inputs"], *data["outputs"]):
-            for name in ("image", "cache", "table", "length"):
-                if entry[name] is None:
-                    del entry[name]
-        for name in ("tail", "int8", "sha256"):
-            if not data[name]:
-                del data[name]
-        if self.source.append is None:
-            del data["source"]["append"]
-        return json.dumps(data, indent=1) + "\n"
+        data = asdict(self, dict_factory=lambda pairs: {_json_name(x): v for x, v in pairs if v or x not in _OPTIONAL})
+        return json.dumps({"format": FORMAT, **data}, indent=1) + "\n"
+
+
+# The fields that the file has only if they are set.
+_OPTIONAL = ("append", "image", "cache", "table", "length", "tail", "int8", "sha256")
 
 
 def _json_name(name: str) -> str:
