@@ -1,6 +1,7 @@
 """Search for the fault of a wrong net: the first layer that exceeds the tolerance, or the rewrite that broke it."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -164,13 +165,12 @@ def bisect_passes(
     before = verified(0)[1] if applied else report
     if not before.ok:
         return PassBisection(len(applied), 0, None, before)
-    right, wrong = 0, len(applied)
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        announce(f"verifying the net after {middle} of {len(applied)} rewrites")
-        _, middle_report = verified(middle)
-        if middle_report.ok:
-            right = middle
-        else:
-            wrong, report = middle, middle_report
-    return PassBisection(len(applied), wrong, applied[wrong - 1], report)
+    reports = {len(applied): report}
+
+    def is_wrong(limit: int) -> bool:
+        announce(f"verifying the net after {limit} of {len(applied)} rewrites")
+        reports[limit] = verified(limit)[1]
+        return not reports[limit].ok
+
+    number = bisect_left(range(len(applied)), True, lo=1, key=is_wrong)
+    return PassBisection(len(applied), number, applied[number - 1], reports[number])

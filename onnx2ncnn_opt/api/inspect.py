@@ -19,9 +19,10 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import most_items, peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry, mixture
+from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
-from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
 from onnx2ncnn_opt.param.splits import count_layers, list_layers
 
@@ -95,20 +96,19 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
     try:
         conversion = convert(source, shapes=shapes, values=values, verification=None)
     except UnsupportedError as error:
-        outputs, net = _declared(model), {"refused": error.nodes, "advice": error.advice}
+        outputs, net = tuple(map(_of_info, model.outputs)), {"refused": error.nodes, "advice": error.advice}
     else:
         outputs = tuple(map(_of_entry, conversion.manifest().model_outputs))
         net = {"tail": conversion.tail.operators if conversion.tail else (), **_costs(conversion.graph)}
     constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
-    inputs = tuple(Binding(info.name, info.dtype.numpy().name, texts(info.shape)) for info in model.inputs)
     dims = (dim for info in model.inputs for dim in info.shape if isinstance(dim, Sym))
     return Inspection(
         file=os.fspath(path),
         format="onnx" if source is path else "pt2",
         producer=model.producer,
         opset=model.opsets.get("", 1),
-        inputs=inputs,
+        inputs=tuple(map(_of_info, model.inputs)),
         outputs=outputs,
         dynamic=tuple(dict.fromkeys(name for dim in dims for name in sorted(dim.names()))),
         operators=dict(operators.most_common()),
@@ -165,13 +165,6 @@ def _costs(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _declared(model: LoadedModel) -> tuple[Binding, ...]:
-    """Return the outputs that the model declares, for a model without a net."""
-    return tuple(
-        Binding(
-            info.name,
-            None if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy().name,
-            None if info.shape is None else texts(info.shape),
-        )
-        for info in model.outputs
-    )
+def _of_info(info: TensorInfo) -> Binding:
+    dtype = None if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy().name
+    return Binding(info.name, dtype, None if info.shape is None else texts(info.shape))

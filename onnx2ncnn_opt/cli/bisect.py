@@ -69,7 +69,6 @@ def bisect(
 
 
 def _show(output: Output, result: Bisection, model: Path, param: Path, *, is_written: bool) -> None:
-    """Show the result for a net."""
     from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
 
     report = result.report

@@ -186,7 +186,6 @@ class _Task:
         return ""
 
     def converter(self) -> EndedProcess:
-        """Run the converter."""
         values = {"onnx": os.fspath(self.model.path), "out": os.fspath(self.out), "stem": self.model.stem}
         if self.model.convert:
             command = [word.format(**values) for word in self.model.convert]
