@@ -72,7 +72,6 @@ class Optimized(NetResult[NetFiles]):
     memory: tuple[Memory, Memory]
     exchanged: int = 0
     dropped_splits: tuple[DroppedSplit, ...]
-    unread_layers: int
     trailing_bytes: int
     misfit: str
     is_binary: bool
@@ -215,18 +214,22 @@ def _with_shapes(
     count = count_layers(graph)
     misfit = infer_shapes(graph, sizes)
     memory = peak_memory(graph)
+    notes = [*shape_notes(graph, sizes, pnnx_shapes, batched, files.param)]
+    if net.unread_layers:
+        notes.append(f"layers after those that the header counts are left out: {net.unread_layers}")
+    if net.trailing_bytes:
+        notes.append(f"{net.trailing_bytes} bytes after the last weight are left out")
     return Optimized(
         source=files,
         graph=graph,
         layers=(count, count),
         memory=(memory, memory),
         dropped_splits=net.dropped_splits,
-        unread_layers=net.unread_layers,
         trailing_bytes=net.trailing_bytes,
         misfit=misfit,
         is_binary=net.is_binary,
         shapes=sizes,
-        notes=(*shape_notes(graph, sizes, pnnx_shapes, batched, files.param),),
+        notes=tuple(notes),
         _blobs=names,
         _boxes=boxes,
         _is_cut=is_cut,

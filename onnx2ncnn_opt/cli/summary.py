@@ -373,10 +373,6 @@ def optimization_blocks(
 ) -> list[Block]:
     """Return an optimised net as lines and tables, the verdict first; `verbose` adds rewrites and near misses."""
     notes = list(result.notes)
-    if result.unread_layers:
-        notes.append(f"layers after those that the header counts are left out: {result.unread_layers}")
-    if result.trailing_bytes:
-        notes.append(f"{result.trailing_bytes} bytes after the last weight are left out")
     if result.report and result.caches:
         notes.append(f"caches are not compared, as only ncnn can read them: {', '.join(result.caches)}")
     (old, new), (old_size, new_size), (before, after) = result.memory, result.sizes, result.layers
