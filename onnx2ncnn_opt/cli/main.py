@@ -73,6 +73,8 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
     """Run a command line; print the error that ends it, and return the exit code and the error."""
     output.arguments = args
+    if "--json" in args[1:] and args[0] in _COMMANDS:  # for errors of the command line, too
+        output.command, output.as_json = args[0], True
     try:
         with _interrupts(), cli.make_context(PROGRAM, args, obj=output) as context:
             cli.invoke(context)
@@ -81,8 +83,6 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
             output.command = None
         return end.exit_code, None
     except click.ClickException as error:
-        if "--json" in args[1:] and args[0] in _COMMANDS:  # click may have stopped at a wrong option before --json
-            output.command, output.as_json = args[0], True
         error.show()
         return error.exit_code, error
     except Error as error:
