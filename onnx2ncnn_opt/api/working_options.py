@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 _SECONDS = 15.0
 # Usual sizes of exported models: sides of images, and lengths of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
+_OBLONG = ((480, 640), (640, 480), (384, 640), (192, 640), (720, 1280), (512, 1024), (256, 128), (32, 100), (32, 320))
 _MAPS, _VOLUMES, _COLOURS = (64, 32, 28, 48, 16), (64, 32, 96, 128, 16), 4  # inner maps have more channels than images
 _LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000)
 _SOUNDS = (16000, 8000, *_LENGTHS)
 _FACTORS, _LEAST = (2, 4, 32), 7  # of dynamic dimensions; smaller frozen sizes are of kernels
-_MOST = 2**22  # elements of a size tried for all dimensions
+_MOST = 2**22  # elements of the dynamic dimensions, and of the batch
 _MAX_RUNS = 4  # of the model at fixed sizes: if none of these helps, others hardly do
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
 _ROWS = 32  # of a first axis that is no batch, such as the frames of a sound
@@ -239,16 +240,18 @@ def _ladder(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield sizes to try for the first of `dims` dimensions, for the others, and for batches.
 
-    All dimensions get the same size, a usual one or one that torch froze in a constant; then two get different frozen
-    sizes. A batch is 1, a frozen size, or `_ROWS`.
+    All dimensions get the same size, a usual one or one that torch froze in a constant; then two get different ones. A
+    batch is 1, a frozen size, or `_ROWS`.
     """
     usual = _usual_sizes(inputs)
     frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
     candidates = dict.fromkeys((usual[0], *(size for size in frozen if size >= _LEAST), *usual)) if dims else (1,)
-    pairs = [(size, size) for size in candidates if size**dims <= _MOST]
     counts = (1, *frozen[:_MAX_BATCHES], _ROWS) if has_batch else (1,)
-    for sizes in (pairs, permutations(frozen, 2) if dims == 2 else ()):
-        yield from ((*pair, count) for count, pair in product(counts, sizes))
+    different = (*(_OBLONG if usual is _SIDES else ()), *permutations(frozen, 2)) if dims == 2 else ()
+    for pairs in ([(size, size) for size in candidates], different):
+        for count, (first, other) in product(counts, pairs):
+            if count * first * other ** (dims - 1) <= _MOST:
+                yield first, other, count
 
 
 def _named(inputs: Iterable[InputInfo], sizes: Mapping[str, Dim]) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def test_options_that_do_not_fit(folder: Path) -> None:
 
 def test_a_model_that_needs_options(folder: Path) -> None:
     """The error has the command that works, as that of `convert`."""
-    model = parsed("(float[1,3,H,W] x) => (float[1,3,32] y) { y = Reshape(x, s) }")
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 3, 32]), "s"))
+    model = parsed("(float[1,3,H,W] x) => (float[1,3,1024] y) { y = Reshape(x, s) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 3, 1024]), "s"))
     onnx.save(model, folder / "fixed.onnx")
     ended = run(folder, "quantize", "fixed.onnx", "-o", "net", "--data", "data.npz")
     assert (ended.code, "this works: onnx2ncnn-opt quantize fixed.onnx" in ended.err) == (2, True), ended.err

@@ -20,6 +20,7 @@ from testing.decoders import MODEL, model_of
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
+FLAT = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 9600}> { a = Relu(x) y = Reshape(a, s) }"
 LENGTH = "(float[N, L] x) => (float[M, 23] y) <int64[2] s = {1, 23}> { a = Relu(x) y = Reshape(a, s) }"
 RATE = (
     "(float[N, L] x, float[2, N, 4] state, int64 sr) => (float[N, M] y, float[2, N, 4] next) "
@@ -119,6 +120,7 @@ def proposed(ended: Ended) -> str:
     ("graph", "options", "code"),
     [
         (FROZEN, "--shape x:1,3,32,32", 2),
+        (FLAT, "--shape x:1,3,32,100", 2),
         (LENGTH, "--shape x:1,23", 2),
         (BATCH, "--shape x:2,3,32,32", 2),
         (TABLE, "--shape x:1,37", 2),
