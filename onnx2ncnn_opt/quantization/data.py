@@ -10,8 +10,8 @@ import numpy as np
 from onnx2ncnn_opt.errors import UsageError, plugged
 from onnx2ncnn_opt.inputs.given import IMAGES, read_arrays, read_pixels
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.manifest import Entry
-from onnx2ncnn_opt.runtime.slots import check_arrays, fits
+from onnx2ncnn_opt.manifest import Entry, fits
+from onnx2ncnn_opt.runtime.slots import check_arrays
 
 Arrays = Mapping[str, Any]
 
@@ -130,5 +130,5 @@ def _with_batch_axes(arrays: Arrays, entries: Sequence[Entry]) -> Arrays:
         axis = entry.batch_axis or 0
         if getattr(array, "ndim", -1) + 1 == len(entry.shape) and (entry.shape[axis] == 1 or entry.batch_axis == axis):
             longer = np.expand_dims(array, axis)
-            batched[entry.name] = longer if fits(longer.shape, entry, {}) else array
+            batched[entry.name] = longer if fits(longer.shape, entry.shape, {}) else array
     return batched
