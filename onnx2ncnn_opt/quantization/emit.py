@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import (
@@ -142,7 +141,7 @@ def _convolution(layer: Layer, scales: Scales) -> Layer:
     return form
 
 
-def _mean_error(errors: Array, means: Array | None, groups: int = 1) -> Array | None:
+def _mean_error(errors: Array, means: Array | None, groups: int) -> Array | None:
     """Return the outputs' mean error: weight errors times input means; None if the number of means does not fit."""
     channels = 0 if means is None else means.size // groups
     if means is None or means.size % groups or not channels or errors.shape[1] % channels:
@@ -161,18 +160,9 @@ def _gemm(layer: Layer, scales: Scales) -> Layer:
         return layer.having(weights={"A_data": a, "A_data_int8_scales": by_row}, quantize_term=_SINGLE_SCALE_TERM)
     has_blocks = not any(layer[name] for name in ("transA", "output_N1M", "output_elempack", "output_transpose"))
     if has_blocks and not scales.whole:
-        numbers, by_row = _blocks(rows)
-        errors = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
-        form = layer.having(weights=packed("B_data", numbers, by_row), quantize_term=_BLOCK_TERM, transB=1)
-    else:
-        by_row = row_scales(rows.reshape(1, -1))
-        form = in_int8(layer.having(weights={"B_data": rows.reshape(-1)}, transB=1), np.repeat(by_row, len(rows)))
-        errors = rows - form.weights["B_data"].reshape(rows.shape) / by_row.astype(np.float64)
-    is_row = layer["constantC"] and layer["constant_broadcast_type_C"] == GemmC.N and layer["beta"] != 0
-    if is_row and (correction := _mean_error(errors, scales.means)) is not None:
-        correction *= layer["alpha"] / layer["beta"]
-        form.weights["C_data"] = (layer.weights["C_data"] + correction).astype(np.float32)
-    return form
+        return layer.having(weights=packed("B_data", *_blocks(rows)), quantize_term=_BLOCK_TERM, transB=1)
+    by_row = np.repeat(row_scales(rows.reshape(1, -1)), len(rows))
+    return in_int8(layer.having(weights={"B_data": rows.reshape(-1)}, transB=1), by_row)
 
 
 def _blocks(rows: Array) -> tuple[Array, Array]:

@@ -188,13 +188,13 @@ def quantize_net(
     fit.
     """
     with ExitStack() as stack:
-        runs = _Runs(NetFiles(param, bin), feeds, options, stack)
+        runs = Runs(NetFiles(param, bin), feeds, options, stack)
         candidates = calibrate(runs, release, given)
         price(runs, candidates, keeps_noisy=given is not None)
         return search(runs, candidates)
 
 
-class _Runs:
+class Runs:
     """The float net and its int8 forms in ncnn: here for statistics, on a target for times and the final noise."""
 
     def __init__(
@@ -306,7 +306,7 @@ class _Runs:
         return latency.other / 1e3, latency.other / 1e3 * latency.ratio
 
 
-def calibrate(runs: _Runs, release: int, given: Mapping[str, Scales | str] | None) -> dict[str, Candidate]:
+def calibrate(runs: Runs, release: int, given: Mapping[str, Scales | str] | None) -> dict[str, Candidate]:
     """Return the table of candidates, with the scales that are `given`, or those of their inputs in the float net.
 
     A 3x3 has another form without winograd. A Gemm or attention with blocks has one with a single scale.
@@ -376,7 +376,7 @@ def _candidates(
     return candidates
 
 
-def price(runs: _Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> None:
+def price(runs: Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> None:
     """Measure the noise of each candidate alone, and its time in float and in int8; take its faster form.
 
     A single scale is taken only if blocks are no faster than float. A layer with one form takes its time from the
@@ -404,7 +404,7 @@ def price(runs: _Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> 
             each.reason = f"it alone spoils an output: {alone:.1f} dB are left"
 
 
-def search(runs: _Runs, table: Mapping[str, Candidate]) -> Quantized:
+def search(runs: Runs, table: Mapping[str, Candidate]) -> Quantized:
     """Return the net within the budget whose layers save most time: those with most noise for it stay float.
 
     As long as the net is slow, the layer that saves least stays float.
@@ -450,7 +450,7 @@ def _int8_of(choice: Mapping[str, Form]) -> frozenset[str]:
     return frozenset(name for name, form in choice.items() if form.value)
 
 
-def write(runs: _Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -> Quantized:
+def write(runs: Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -> Quantized:
     """Return the net with these layers in int8, with its noise, times and sizes, which are measured on the target."""
     notes = [*runs.notes]
     graph = runs.graph({name: table[name].scales for name in chosen})
@@ -487,7 +487,7 @@ def write(runs: _Runs, table: Mapping[str, Candidate], chosen: Collection[str]) 
     )
 
 
-def _reason(runs: _Runs, each: Candidate) -> str:
+def _reason(runs: Runs, each: Candidate) -> str:
     """Return why a layer stays float that has a form in int8."""
     before, after = each.seconds
     if math.isnan(after) and not runs.every:

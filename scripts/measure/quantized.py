@@ -9,7 +9,9 @@ same largest entry, the sum over the layers, and the time of the int8 net in uni
 """
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,10 +23,10 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import LEVELS, WITH_SCALE, row_scales
-from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
+from onnx2ncnn_opt.param.files import NetFiles, read_net
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise, rows_of
 from onnx2ncnn_opt.quantization.observe import Observed, observe
-from onnx2ncnn_opt.quantization.quantize import Options, Quantized, quantize_net
+from onnx2ncnn_opt.quantization.quantize import Options, Quantized, Runs, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
@@ -100,22 +102,28 @@ def columns(name: str, model: Path, data: Path | None, folder: Path) -> list[str
     graph = read_net(files.param, files.bin).graph
     theirs = as_ncnn_does(graph, files, [each for i, each in enumerate(feeds) if i % 5 != 4])
     quantise(graph, theirs)
-    ncnn = NetFiles.at(folder / "ncnn")  # its tools take winograd everywhere
-    write_net(graph, ncnn.param, ncnn.bin)
-    results = [
-        quantize_net(files.param, files.bin, feeds, Options(like=ncnn.param), given=theirs),
-        quantize_net(files.param, files.bin, feeds, Options(every=True)),
-        quantize_net(files.param, files.bin, feeds),
-    ]
-    return [name, *(text for result in results for text in _shown(result))]
+    for layer in graph:
+        layer.params.pop("featmask", None)  # its tools take winograd everywhere
+    with ExitStack() as stack:
+        runs = Runs(files, feeds, Options(every=True), stack)
+        net = runs.written(graph, "ncnn", runs.worker)
+        worst, seconds = runs.agreements(net, runs.held, range(len(feeds)))[0], runs.net_times(net)
+    ncnn = _texts(worst.decibels, math.nan, worst.top1, seconds, len(theirs))
+    results = [quantize_net(files.param, files.bin, feeds, Options(every=every)) for every in (True, False)]
+    return [name, *ncnn, *(text for result in results for text in _shown(result))]
 
 
 def _shown(result: Quantized) -> tuple[str, ...]:
-    top1 = "" if result.top1 is None else f"{result.top1:.3f}"
-    before, after = result.seconds
-    layers = sum(row.is_int8 for row in result.layers)
     alone = decibels(sum(row.noise or 0.0 for row in result.layers if row.is_int8))
-    return f"{result.decibels:.1f}", f"{alone:.1f}", top1, f"{after / before:.2f}", str(layers)
+    layers = sum(row.is_int8 for row in result.layers)
+    return _texts(result.decibels, alone, result.top1, result.seconds, layers)
+
+
+def _texts(
+    found: float, alone: float, top1: float | None, seconds: tuple[float, float], layers: int
+) -> tuple[str, ...]:
+    share = "" if top1 is None else f"{top1:.3f}"
+    return f"{found:.1f}", f"{alone:.1f}", share, f"{seconds[1] / seconds[0]:.2f}", str(layers)
 
 
 def main() -> None:
