@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -398,7 +399,7 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 
 
 def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     for item in fields(kind):
         if _json_name(item.name) not in value and item.default is item.default_factory is MISSING:
             raise ValueError(f"missing required field `{_json_name(item.name)}` - at `{where}`")
@@ -412,6 +413,7 @@ def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
         raise ValueError(f"{error} - at `{where}`") from error
 
 
+_hints_of = cache(get_type_hints)
 _JSON_NAMES = {int: "int", float: "float", str: "str", bool: "bool", tuple: "array", list: "array", NoneType: "null"}
 
 
