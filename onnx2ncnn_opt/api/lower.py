@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
-from onnx2ncnn_opt.api.finish import finish, require_release
+from onnx2ncnn_opt.api.finish import finish, name_blobs, require_release
 from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
 from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
@@ -303,6 +303,9 @@ class _Request:
         if options.quantized == "keep":
             centre(graph)
         storage, masks = finish(graph, encoding=self.encoding, masks=options.masks, integers=integers)
+        of_model = [info.name for info in imported.tail.outputs] if imported.tail else [port.name for port in outputs]
+        places = {port.blob: of_model.index(port.name) for port in outputs if port.name in of_model}
+        name_blobs(graph, options.blob_names, places)
         return Conversion(
             imported.model,
             self.source,

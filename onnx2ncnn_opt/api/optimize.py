@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
-from onnx2ncnn_opt.api.finish import finish
+from onnx2ncnn_opt.api.finish import finish, name_blobs
 from onnx2ncnn_opt.api.net_shapes import (
     add_hints,
     bound_shapes,
@@ -309,6 +309,7 @@ def optimize(  # noqa: PLR0913
     custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
     masks: MasksFor = True,
+    blob_names: str = "onnx",
     verification: Verification | None = Verification(),
     benchmark: bool = False,
 ) -> Optimized:
@@ -327,7 +328,7 @@ def optimize(  # noqa: PLR0913
     only weights computed from 16-bit weights get 16 bits. `shape_hints` writes the shapes into the layers (parameter
     30); on a GPU the net then takes no others. `custom` declares layers that ncnn lacks (`ir.custom.custom_layer`).
     `release` (YYYYMMDD) is the oldest ncnn that has to run the result. `masks` gives feature masks to layers that need
-    more than fp16.
+    more than fp16. `blob_names` "pnnx" names inputs in0, in1, ... and outputs out0, out1, ...; "onnx" keeps the names.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -336,6 +337,7 @@ def optimize(  # noqa: PLR0913
     """
     check_options(param=param, bin=bin, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end)
     check_options(custom=custom)
+    options = ConvertOptions(prefix, blob_names=blob_names, verification=verification, masks=masks, benchmark=benchmark)
     for name, shape in (shapes or {}).items():
         check_option("list", f"shapes['{name}']", shape)
         for size in shape:
@@ -349,10 +351,11 @@ def optimize(  # noqa: PLR0913
     net = _with_shapes(read_net(files.param, files.bin, types), files, shapes or {}, start, end)
     net = _with_passes(net, chosen, fixed_shapes=fixed_shapes, limit=limit, release=release)
     storage_plan, proved = finish(net.graph, encoding=encoding, keeps_storage=True, masks=masks)
+    name_blobs(net.graph, blob_names)
     infer_shapes(net.graph, net.shapes)
     if shape_hints:
         add_hints(net.graph)
     layers, memory = (net.layers[0], count_layers(net.graph)), (net.memory[0], peak_memory(net.graph))
     result = replace(net, layers=layers, memory=memory, storage=storage_plan, masks=proved)
     result = result if binary is None else replace(result, is_binary=binary)
-    return result.finished(ConvertOptions(prefix, verification=verification, masks=masks, benchmark=benchmark))
+    return result.finished(options)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")
+BLOB_NAMES = ("onnx", "pnnx")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class ConvertOptions:
     "vulkan". `tail` is one of TAILS: "only-needed" moves nodes at the model's end that ncnn cannot express to a tail
     after the net, "auto" also nodes that would be many layers. `quantized` is one of QUANTIZED: "keep" makes the
     products of a quantised model int8 layers, "float" float layers with its roundings, if it has no quantised LSTM.
+    `blob_names` is one of BLOB_NAMES: "pnnx" names inputs in0, in1, ..., outputs out0, out1, ... in the model's order,
+    and other blobs by numbers; the manifest has the model's names.
 
     The work of `convert`, which `lower` leaves out: `prefix` is the path of the files without suffixes; without one,
     nothing is written. `verification` has the options of the verification, and of the estimate of fp16; with None,
@@ -71,6 +74,7 @@ class ConvertOptions:
     masks: MasksFor = True
     tail: str = "auto"
     quantized: str = "float"
+    blob_names: str = "onnx"
     verification: Verification | None = Verification()
     benchmark: bool = False
     keep_failed: bool = False
@@ -80,7 +84,7 @@ class ConvertOptions:
         names = ("shapes", "values", "outputs", "batch_axes", "skip", "limit", "images")
         check_options(**{name: getattr(self, name) for name in names})
         check_option("names", "custom", self.custom)
-        for name, values in (("tail", TAILS), ("quantized", QUANTIZED)):
+        for name, values in (("tail", TAILS), ("quantized", QUANTIZED), ("blob_names", BLOB_NAMES)):
             if (value := getattr(self, name)) not in values:
                 raise UsageError(f"{name} has to be one of {', '.join(values)}, not {value!r:.80}")
         for name, sizes in (self.shapes or {}).items():
@@ -91,12 +95,13 @@ class ConvertOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """The values, shapes, outputs, noise inputs and custom operators as arguments of the command `convert`."""
+        """The values, shapes, outputs, blob names, noise inputs and custom operators as arguments of `convert`."""
         from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS  # only where a command line is made
 
         words = [("--value", f"{name}={_text(value)}") for name, value in (self.values or {}).items()]
         words += [("--shape", f"{name}:{_text(sizes)}") for name, sizes in (self.shapes or {}).items()]
         words += [("--outputs", ",".join(self.outputs))] if self.outputs else []
+        words += [("--blob-names", self.blob_names)] if self.blob_names != BLOB_NAMES[0] else []
         words += [("--custom", name) for name in self.custom]
         flags = [("--noise-inputs", self.append == NOISE_INPUTS), ("--no-verify", self.custom)]
         return [*(word for pair in words for word in pair), *(flag for flag, is_set in flags if is_set)]

@@ -47,6 +47,7 @@ _PARAM = (".param", ".param.bin")
 @option.tolerance_options
 @option.benchmark_option("the net before and after")
 @option.masks_option
+@option.blob_names_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
 @option.skip_option()

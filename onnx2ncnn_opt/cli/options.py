@@ -381,6 +381,15 @@ def _conversion(options: dict[str, Any]) -> None:
     options["conversion"] = ConvertOptions(**given)
 
 
+blob_names_option = click.option(
+    "--blob-names",
+    type=click.Choice(["onnx", "pnnx"]),
+    default="onnx",
+    show_default=True,
+    help="Names of inputs and outputs in the .param: the model's, or in0, in1, ... and out0, out1, ... in its order, "
+    "which many programs look for (pnnx). The manifest has the model's names.",
+)
+
 # The options of `convert` and `quantize` for a conversion, as one `ConvertOptions`.
 conversion_options = all_of(
     given_options,
@@ -435,6 +444,7 @@ conversion_options = all_of(
     release_option,
     storage_options,
     masks_option,
+    blob_names_option,
     skip_option(),
     negative_option("--no-optimize", "optimize", "Skip all passes."),
     changing(_conversion),

@@ -264,6 +264,7 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     from onnx2ncnn_opt.ir.cost import parameters
     from onnx2ncnn_opt.ir.dim import names_in
     from onnx2ncnn_opt.manifest import limit_of
+    from onnx2ncnn_opt.param.splits import list_layers
 
     limits = [(str(size), *limit_of(str(size), least)) for size, least in result.minimum.items()]
     notes = [
@@ -296,6 +297,10 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
         if entry.length:
             past = f"no input says how long {entry.length[1]} is, and unset caches do not tell"
             notes.append(f"{past}: the net takes {entry.name}, a row as long as past and new tokens together")
+    caches = {blob for pair in manifest.caches for blob in pair}
+    listed = [name for name in list_layers(result.graph).outputs if name not in caches]
+    if listed != [entry.blob for entry in manifest.read]:
+        notes.append(f"ncnn lists the outputs as {', '.join(listed)}: take them by name, not by number")
     for name in result.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes

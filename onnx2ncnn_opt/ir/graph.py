@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
@@ -219,11 +220,13 @@ class Layer:
 class Graph:
     """Layers in topological order, and the output blobs.
 
-    `types` is the table of layers, with the custom ones that are declared for this net.
+    `types` is the table of layers, with the custom ones that are declared for this net. `file_names` are names of
+    inputs and outputs in the file, in place of the blobs' own; if there are any, other blobs have numbers there.
     """
 
     def __init__(self, types: Mapping[str, LayerSpec] = LAYERS) -> None:
         self.types = types
+        self.file_names: Mapping[Blob, str] = {}
         self._head: Layer | None = None
         self._tail: Layer | None = None
         self._count = 0
@@ -296,6 +299,11 @@ class Graph:
         self._add_uses(layer)
         return layer
 
+    def order(self, layers: Iterable[Layer]) -> None:
+        """Bring all layers into another topological order."""
+        for layer, following in pairwise((None, *layers, None)):
+            self._join(layer, following)
+
     def remove(self, layer: Layer) -> None:
         """Remove a layer; nothing may use its outputs any more."""
         for blob in layer.outputs:
@@ -333,6 +341,7 @@ class Graph:
             blobs |= zip(layer.outputs, tops, strict=True)
             graph.add(layer.having(inputs=[blobs[blob] for blob in layer.inputs], outputs=tops))
         graph.outputs = [blobs[blob] for blob in self.outputs]
+        graph.file_names = {blobs[blob]: name for blob, name in self.file_names.items()}
         return graph
 
     def checkpoint(self) -> Callable[[], None]:

@@ -34,6 +34,12 @@ class Listing(NamedTuple):
     inner_names: Mapping[Blob, str]
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs in ncnn's order, that of the lines: the tops that no layer reads."""
+        read = {name for line in self.lines for name in line.bottoms}
+        return tuple(name for line in self.lines for name in line.tops if name not in read)
+
+    @property
     def tops(self) -> dict[Blob, str]:
         """The names under which layers of the graph write their blobs."""
         layers = [(line.layer.outputs, line.tops) for line in self.lines if line.layer is not None]
@@ -62,9 +68,11 @@ def list_layers(graph: Graph) -> Listing:
     tensors = _tensors(graph)
     pool = NamePool(limit=MAX_NAME_BYTES)
     public = list(dict.fromkeys((*graph.inputs, *graph.outputs)))
-    names = dict(zip(public, safe_names((blob.name for blob in public), pool), strict=True))
+    wanted = graph.file_names
+    names = dict(zip(public, safe_names((wanted.get(blob, blob.name) for blob in public), pool), strict=True))
     inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.public and blob not in names]
-    inner_names = dict(zip(inner, safe_names((blob.name for blob in inner), pool), strict=True))
+    inner_wanted = (str(number) if wanted else blob.name for number, blob in enumerate(inner))
+    inner_names = dict(zip(inner, safe_names(inner_wanted, pool), strict=True))
     lines = tuple(_lines(graph, tensors, {**names, **inner_names}, pool))
     return Listing(lines, names, inner_names)
 

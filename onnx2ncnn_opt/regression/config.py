@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnx2ncnn_opt.api.options import ConvertOptions
+from onnx2ncnn_opt.api.options import BLOB_NAMES, ConvertOptions
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes
 from onnx2ncnn_opt.system import split_command
@@ -71,6 +71,7 @@ class Model:
     net: Path | None = None
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    blob_names: str = BLOB_NAMES[0]
     inputs: tuple[Path, ...] = ()
     data: Path | None = None
     seeds: tuple[int, ...] = (0,)
@@ -87,7 +88,7 @@ class Model:
     @property
     def options(self) -> ConvertOptions:
         """The options of this package's own `convert`."""
-        return ConvertOptions(shapes=self.shapes, values=self.values)
+        return ConvertOptions(shapes=self.shapes, values=self.values, blob_names=self.blob_names)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ _MODEL_KEYS = {
     "net": _TEXT,
     "shapes": _Key(_is_shapes, "a table of lists of sizes by the inputs' names"),
     "values": _TABLE,
+    "blob_names": _Key(lambda value: value in BLOB_NAMES, " or ".join(BLOB_NAMES)),
     "data": _TEXT,
     "inputs": _Key(lambda value: _is_text(value) or _is_texts(value), "the path of an .npz file, or a list of them"),
     "seeds": _Key(

@@ -30,6 +30,7 @@ def test_keys_of_a_model_override_those_of_the_file(tmp_path: Path) -> None:
         net = "nets/{stem}.param"
         shapes = { x = [1, 3, "H", 8] }
         values = { sr = 16000, on = true }
+        blob_names = "pnnx"
         inputs = "one.npz"
         timeout = 5
         thresholds = { accuracy = { fp16 = 1e-2 }, layers = 2 }
@@ -41,7 +42,8 @@ def test_keys_of_a_model_override_those_of_the_file(tmp_path: Path) -> None:
     assert one.path == tmp_path / "a" / "one.onnx"
     assert one.net == tmp_path / "nets" / "one.param"
     assert one.inputs == (tmp_path / "one.npz",)
-    assert one.options.arguments == ["--value", "sr=16000", "--value", "on=true", "--shape", "x:1,3,H,8"]
+    bound = ["--value", "sr=16000", "--value", "on=true", "--shape", "x:1,3,H,8"]
+    assert one.options.arguments == [*bound, "--blob-names", "pnnx"]
     assert (one.timeout, two.timeout) == (5, 300)
     assert one.thresholds == Thresholds({"fp16": 1e-2}, layers=2, latency=inf)
     assert two.thresholds == Thresholds({"fp32": 1e-4}, layers=1.5, latency=inf)
