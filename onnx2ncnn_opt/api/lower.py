@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
+from onnx2ncnn_opt.api.client import METADATA, for_ultralytics, ultralytics_yaml
 from onnx2ncnn_opt.api.finish import finish, name_blobs, require_release
-from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
+from onnx2ncnn_opt.api.options import CLIENTS, ConvertOptions, takes_options
 from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
@@ -89,14 +90,18 @@ class Files(NetFiles):
 
     @classmethod
     @contextmanager
-    def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None) -> Iterator[Files]:
-        """Yield paths with temporary names; rename the files if the block succeeds. Write the tail, and the hashes."""
+    def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None, metadata: str | None = None) -> Iterator[Files]:
+        """Yield paths with temporary names; rename the files if the block succeeds. Write all but the net."""
         files = cls.of(prefix)
-        with all_or_nothing(files.param, files.bin, *([files.tail] if tail else []), files.manifest) as staged:
-            param, bin, *tails, manifest = staged
-            if tail:
-                tails[0].write_bytes(tail.data)
-            yield cls(param, bin, manifest, *(tails or [files.tail]))
+        if metadata and (others := {*files.param.parent.glob("*.param")} - {files.param}):
+            raise UsageError(f"client: ultralytics takes any net of a folder, and {min(others)} is another; remove it")
+        more = [(files.tail, tail.data)] if tail else []
+        more += [(files.param.with_name(METADATA), metadata.encode())] if metadata else []
+        with all_or_nothing(files.param, files.bin, *(path for path, _ in more), files.manifest) as staged:
+            param, bin, *parts, manifest = staged
+            for part, (_, data) in zip(parts, more, strict=True):
+                part.write_bytes(data)
+            yield cls(param, bin, manifest, parts[0] if tail else files.tail)
             hashes = {"param": file_hash(param), "bin": file_hash(bin)}
             manifest.write_bytes(replace(read_manifest(manifest), sha256=hashes).to_json().encode())
         if tail is None:
@@ -174,7 +179,8 @@ class Conversion(NetResult[Files]):
         return Files.of(self.model.name if prefix is None else prefix)
 
     def _staging(self, prefix: PathLike) -> AbstractContextManager[Files]:
-        return Files.staged(prefix, self.tail)
+        text = self.options.client and ultralytics_yaml(self.model.metadata, self.inputs, self.outputs)
+        return Files.staged(prefix, self.tail, text)
 
     def describe(self, files: Files) -> None:
         """Write the .param and the manifest."""
@@ -258,6 +264,7 @@ def lower(model: Any, options: ConvertOptions) -> Conversion:
     source = exported(model, options.inputs, options.dynamic_shapes)
     appended = None if options.append is None else append_decoding(source, options.append, options.shapes)
     known = replace(options, prefix=None, inputs=None, dynamic_shapes=None, append=None, loaded=None, worker=None)
+    known = replace(known, **CLIENTS.get(options.client or "", {}))
     request = _Request(
         model=model,
         source=appended.model if appended else source,
@@ -344,8 +351,9 @@ class _Request:
         for node in loaded.graph if options.quantized == "float" else ():
             node.meta.pop(INT8, None)
         announce("making layers of the operators")
-        types = entry_points.layer_types()
-        imported = import_model(loaded, batch_axes=options.batch_axes, types=types, custom=custom, tail=options.tail)
+        axes, types = options.batch_axes, entry_points.layer_types()
+        with for_ultralytics(loaded.metadata) if options.client else nullcontext():
+            imported = import_model(loaded, batch_axes=axes, types=types, custom=custom, tail=options.tail)
         if not is_kept or at_run_time or "" in imported.kept.values():
             return imported
         as_float = replace(self, options=replace(options, quantized="float"))

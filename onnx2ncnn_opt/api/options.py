@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")
 BLOB_NAMES = ("onnx", "pnnx")
+CLIENTS: Mapping[str, Mapping[str, Any]] = {"ultralytics": {"tail": "never", "blob_names": "pnnx"}}  # what it needs
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class ConvertOptions:
     after the net, "auto" also nodes that would be many layers. `quantized` is one of QUANTIZED: "keep" makes the
     products of a quantised model int8 layers, "float" float layers with its roundings, if it has no quantised LSTM.
     `blob_names` is one of BLOB_NAMES: "pnnx" names inputs in0, in1, ..., outputs out0, out1, ... in the model's order,
-    and other blobs by numbers; the manifest has the model's names.
+    and other blobs by numbers; the manifest has the model's names. `client` is a program that runs the net, one of
+    CLIENTS: "ultralytics" names the blobs, takes no tail, and writes metadata.yaml into the folder of the net.
 
     The work of `convert`, which `lower` leaves out: `prefix` is the path of the files without suffixes; without one,
     nothing is written. `verification` has the options of the verification, and of the estimate of fp16; with None,
@@ -75,6 +77,7 @@ class ConvertOptions:
     tail: str = "auto"
     quantized: str = "float"
     blob_names: str = "onnx"
+    client: str | None = None
     verification: Verification | None = Verification()
     benchmark: bool = False
     keep_failed: bool = False
@@ -84,9 +87,12 @@ class ConvertOptions:
         names = ("shapes", "values", "outputs", "batch_axes", "skip", "limit", "images")
         check_options(**{name: getattr(self, name) for name in names})
         check_option("names", "custom", self.custom)
-        for name, values in (("tail", TAILS), ("quantized", QUANTIZED), ("blob_names", BLOB_NAMES)):
+        choices = {"tail": TAILS, "quantized": QUANTIZED, "blob_names": BLOB_NAMES, "client": (None, *CLIENTS)}
+        for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
-                raise UsageError(f"{name} has to be one of {', '.join(values)}, not {value!r:.80}")
+                raise UsageError(f"{name} has to be one of {', '.join(map(str, values))}, not {value!r:.80}")
+        if self.client and (self.append or self.outputs or self.images or self.custom):
+            raise UsageError("client: ultralytics knows the model's own inputs, outputs and layers; change none")
         for name, sizes in (self.shapes or {}).items():
             check_option("list", f"shapes['{name}']", sizes)
         for name, axis in (self.batch_axes or {}).items():

@@ -57,6 +57,11 @@ def _quantize(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
     help="Convert an operator to a layer of your own; its attributes become parameters 0, 1, ...  Needs --no-verify.",
 )
+@click.option(
+    "--client",
+    type=click.Choice(["ultralytics"]),
+    help="Write the folder NAME_ncnn_model, which ultralytics loads. -o is this folder, or where to make it.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
 @option.verbose_option
@@ -92,7 +97,7 @@ def convert(
     with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # starts on another core
         from onnx2ncnn_opt.api.lower import Files
 
-        prefixes = targets(models, lambda model: _prefix(model, prefix, split), prefix)
+        prefixes = targets(models, lambda model: _prefix(model, prefix, split, conversion.client), prefix)
         for model, path in prefixes.items():
             check_targets(Files.of(path).paths, {"the model": model})
         options = replace(conversion, verification=None if no_verify else verification, worker=worker)
@@ -125,6 +130,7 @@ def _convert(
     fields: dict[str, Any],
 ) -> None:
     """Convert one model, and show the result."""
+    from onnx2ncnn_opt.api.client import METADATA
     from onnx2ncnn_opt.api.convert import convert
     from onnx2ncnn_opt.api.lower import NOT_RUN, Files, lower
     from onnx2ncnn_opt.api.working_options import advised
@@ -144,7 +150,8 @@ def _convert(
     verified = conversion.report
     has_files = verified is None or verified.ok or options.keep_failed
     names, manifest = Files.of(prefix), conversion.manifest()
-    files = written(names.paths) if has_files else []
+    more = [names.param.with_name(METADATA)] if options.client else []
+    files = written([*names.paths, *more]) if has_files else []
     if split and has_files:
         from onnx2ncnn_opt.api.split import split_llm
         from onnx2ncnn_opt.verification.decode import Decoder
@@ -163,8 +170,11 @@ def _convert(
             raise failure(verified, end, command_line(*map(str, words)))
 
 
-def _prefix(model: Path, prefix: str | None, split: str | None) -> Path:
+def _prefix(model: Path, prefix: str | None, split: str | None, client: str | None) -> Path:
     stem = model.name.removesuffix(".onnx").removesuffix(".pt2")
+    if client is not None:
+        folder = Path(prefix or model.parent)  # ultralytics knows a net of ncnn by the folder's name
+        return (folder if folder.name.endswith("_ncnn_model") else folder / f"{stem}_ncnn_model") / "model"
     if prefix is None:
         return model.with_name(stem)
     check_prefix(prefix, _ENDINGS)

@@ -188,7 +188,9 @@ def _head(shape: list[int | None], options: Mapping[str, str], metadata: Mapping
     if metadata.get("task") == "obb":
         raise ValueError("it has rotated boxes, which NonMaxSuppression does not know; export the model with nms=True")
     has_rows, columns = _columns(shape, options.get("layout"))
-    classes = int(options.get("classes", 0)) or _names(metadata) or _COCO.get(columns, 0)
+    names = literal(metadata.get("names", ""))  # of ultralytics' exporter
+    named = len(names) if isinstance(names, (dict, list)) else 0
+    classes = int(options.get("classes", 0)) or named or _COCO.get(columns, 0)
     if not classes:
         raise ValueError(f"{columns} columns may be a box, classes and others; say how many with classes=N")
     extras = columns - 4 - classes
@@ -222,12 +224,11 @@ def _columns(shape: list[int | None], layout: str | None) -> tuple[bool, int]:
     return layout == "rows", columns
 
 
-def _names(metadata: Mapping[str, str]) -> int:
-    """Return the number of classes in the metadata of ultralytics' exporter, 0 if there is none."""
-    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # any text may be there
-        names = ast.literal_eval(metadata.get("names", ""))
-        return len(names) if isinstance(names, (dict, list)) else 0
-    return 0
+def literal(text: str) -> Any:
+    """Return the value of a Python literal, None for other text."""
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.literal_eval(text)
+    return None
 
 
 def _put(

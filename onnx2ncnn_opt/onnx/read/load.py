@@ -55,6 +55,7 @@ class LoadedModel:
     folder: Path | None  # None if the model came from memory
     name: str
     producer: str  # the exporter, with version
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the file
     values: Mapping[str, Array] = field(default_factory=dict)  # inputs that the caller bound, now constants
     lost: tuple[str, ...] = ()  # outputs of the model that are not computed, because the caller chose other values
     given: GivenShapes = field(default_factory=dict)  # sizes from the caller
@@ -135,6 +136,7 @@ def load_model(
         folder=opened.folder,
         name=opened.stem or model.graph.name or "model",
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
+        metadata=dict(model.metadata_props),
         values=bound,
         lost=lost,
         given=given,

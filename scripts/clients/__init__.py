@@ -1,0 +1,1 @@
+"""Programs of others that run our nets: each script tries one."""
