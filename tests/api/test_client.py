@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.options import ConvertOptions
+from onnx2ncnn_opt.api.quantize import quantize
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.verification.options import Verification
 from testing.command import refused, run, run_well
 from testing.models import parsed, write_model
 
@@ -79,6 +83,13 @@ def test_the_folder(tmp_path: Path) -> None:
         assert "metadata.yaml" in ended.lines("wrote")[0][-3]
     assert (tmp_path / "nets" / "yolo_ncnn_model" / "metadata.yaml").exists()
     assert (tmp_path / "own_ncnn_model" / "model.ncnn.param").exists()
+
+
+def test_an_int8_net_has_it_too(tmp_path: Path) -> None:
+    data = {"images": np.random.default_rng(0).random((2, 3, 32, 64), np.float32)}
+    options = ConvertOptions(client="ultralytics", verification=Verification(effort="quick"))
+    quantize(with_metadata(RAW), data, every=True, conversion=options).save(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 def test_sizes_are_those_of_the_net(tmp_path: Path) -> None:
