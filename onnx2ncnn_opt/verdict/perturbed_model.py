@@ -120,8 +120,9 @@ class _ErrorWriter(Editor):
             for index, x in enumerate(outputs):
                 if x.name and x.dtype in _FLOATS:
                     addend = {"one": inputs[0], "gates": x}.get(traits.errors) if inputs else None
-                    terms = inputs if node.op_type in _ABSORBING else ()
-                    results[index] = self._perturb_output(x, x.dtype, addend, terms)
+                    results[index] = self._perturb_output(x, x.dtype, addend)
+                    if node.op_type in _ABSORBING:
+                        results[index] = self._unless_absorbed(results[index], x, x.dtype, inputs, node.op_type)
                     if traits.axes == "each" and self._integral.issuperset(inputs):
                         self._unperturbed[results[index]] = x
         for old, new in zip(node.outputs, results, strict=True):
@@ -177,20 +178,28 @@ class _ErrorWriter(Editor):
         scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", self.own), self.shared)]
         return self.node("Add", self.node("Mul", signs, scales[0]), scales[1])
 
-    def _perturb_output(
-        self, x: onnx_ir.Value, dtype: DataType, addend: Operand, terms: Sequence[Operand]
-    ) -> onnx_ir.Value:
-        """Add an error to a node's output; with an `addend` also the error of 1 + addend.
-
-        Elements equal to one of the `terms` are exact.
-        """
+    def _perturb_output(self, x: onnx_ir.Value, dtype: DataType, addend: Operand) -> onnx_ir.Value:
+        """Add an error to a node's output; with an `addend` also the error of 1 + addend."""
         perturbed = self._perturb(x, dtype)
         if addend is not None:
             size = self.node("Add", self.node("Abs", addend), _number(1, dtype))
             error = self.node("Mul", self._errors(x, dtype), _number(_ERROR_OF_ONE, dtype))
             perturbed = self.node("Add", perturbed, self.node("Mul", size, error))
-        for term in terms:
-            perturbed = self.node("Where", self.node("Equal", x, term), x, perturbed)
+        return perturbed
+
+    def _unless_absorbed(
+        self, perturbed: onnx_ir.Value, x: onnx_ir.Value, dtype: DataType, operands: Sequence[Operand], kind: str
+    ) -> onnx_ir.Value:
+        """Keep elements that equal an operand, as those of a mask that absorbs scores.
+
+        In a sum the other operand has to be less than half a step: steps near -1e9 are 64, so a score of 40 counts.
+        """
+        for term, other in zip(operands, operands[::-1], strict=True):
+            is_exact = self.node("Equal", x, term)
+            if kind != "Mul":
+                step = self.node("Mul", self.node("Abs", x), _number(float(np.finfo(dtype.numpy()).eps) / 4, dtype))
+                is_exact = self.node("And", is_exact, self.node("Less", self.node("Abs", other), step))
+            perturbed = self.node("Where", is_exact, x, perturbed)
         return perturbed
 
     def _perturb(self, x: onnx_ir.Value, dtype: DataType, error: float = _ERROR) -> onnx_ir.Value:

@@ -52,10 +52,12 @@ def test_exact_values_decide_without_a_step() -> None:
     assert not spread(graph, np.array([0, -0.0, 1e-7, 1], np.float32)).any()
 
 
-def test_a_mask_that_absorbs_scores_is_exact() -> None:
-    """In rows that a mask hides, all probabilities are equal."""
-    graph = "(float[4] x) => (float[4] y) <float low = {-3e38}> { s = Exp(x) m = Add(s, low) y = Softmax(m) }"
-    assert spread(graph, np.arange(4, dtype=np.float32)).max() < 1e-4
+@pytest.mark.parametrize(("fill", "score", "decides"), [(-3e38, 1e6, False), (-1e9, 25, False), (-1e9, 40, True)])
+def test_a_mask_that_absorbs_scores_is_exact(fill: float, score: float, decides: bool) -> None:
+    """In rows that a mask hides, all probabilities are equal; but steps near 1e9 are 64."""
+    graph = f"(float[4] x) => (float[4] y) <float low = {{{fill}}}> {{ s = Exp(x) m = Add(s, low) y = Softmax(m) }}"
+    moved = spread(graph, np.log(np.array([1, 2, 3, score], np.float32)))
+    assert np.isinf(moved).all() if decides else moved.max() < 1e-4
 
 
 def test_a_quotient_of_integers_decides_for_itself() -> None:
