@@ -178,7 +178,8 @@ class Conversion(NetResult[Files]):
         """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""
         return Files.of(self.model.name if prefix is None else prefix)
 
-    def _staging(self, prefix: PathLike) -> AbstractContextManager[Files]:
+    def staging(self, prefix: PathLike) -> AbstractContextManager[Files]:
+        """Stage the files; write the tail, what a client reads, and at last the hashes."""
         text = self.options.client and ultralytics_yaml(self.model.metadata, self.inputs, self.outputs)
         return Files.staged(prefix, self.tail, text)
 

@@ -124,7 +124,8 @@ class Optimized(NetResult[NetFiles]):
         return NetFiles.at(self.source.param.stem if prefix is None else prefix, binary=self.is_binary)
 
     @contextmanager
-    def _staging(self, prefix: PathLike) -> Iterator[NetFiles]:
+    def staging(self, prefix: PathLike) -> Iterator[NetFiles]:
+        """Give the .param and the .bin temporary names, and rename both if the block succeeds."""
         with all_or_nothing(*self.files(prefix).paths) as staged:
             yield NetFiles(*staged)
 

@@ -63,7 +63,7 @@ class Quantization:
             plain = NetFiles.at(prefix)
             write_net(self.graph, plain.param, plain.bin)
             return plain
-        with self.conversion._staging(prefix) if self.conversion else Files.staged(prefix, None) as files:
+        with self.conversion.staging(prefix) if self.conversion else Files.staged(prefix, None) as files:
             write_staged(self.graph, files.param, files.bin)
             files.manifest.write_bytes(self.manifest.to_json().encode())
         return Files.of(prefix)

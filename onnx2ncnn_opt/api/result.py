@@ -77,7 +77,8 @@ class NetResult(ABC, Generic[F]):
         """Return the paths of the files; without a prefix they have the model's or the net's name."""
 
     @abstractmethod
-    def _staging(self, prefix: PathLike) -> AbstractContextManager[F]: ...
+    def staging(self, prefix: PathLike) -> AbstractContextManager[F]:
+        """Give the files temporary names, and rename all if the block succeeds; write all but net and manifest."""
 
     @abstractmethod
     def describe(self, files: F) -> None:
@@ -109,7 +110,7 @@ class NetResult(ABC, Generic[F]):
         """
         with ExitStack() as stack:
             path = Path(stack.enter_context(temporary_folder())) / "net" if prefix is None else prefix
-            files = stack.enter_context(self._staging(path))
+            files = stack.enter_context(self.staging(path))
             with files.bin.open("wb") as stream:
                 write_weights(self.graph, stream)
             self.describe(files)

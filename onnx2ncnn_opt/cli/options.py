@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,11 @@ def _number(text: str) -> bool | int | float | None:
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def choice_option(flag: str, choices: Sequence[str], default: str, help: str) -> Decorator:
+    """Return an option for one of several words, whose help shows the default."""
+    return click.option(flag, type=click.Choice(choices), default=default, show_default=True, help=help)
 
 
 def all_of(*options: Decorator) -> Decorator:
@@ -244,11 +249,10 @@ target_options = all_of(
 # --seed, --on and --modes; `place_options` are for a command that chooses the modes itself.
 run_options = all_of(_seed, target_options)
 place_options = all_of(_seed, on_option)
-effort_option = click.option(
+effort_option = choice_option(
     "--effort",
-    type=click.Choice(["quick", "normal", "thorough"]),
-    default="normal",
-    show_default=True,
+    ["quick", "normal", "thorough"],
+    "normal",
     help="The work for a large model: sets of inputs to verify, runs to find masks.",
 )
 
@@ -381,11 +385,10 @@ def _conversion(options: dict[str, Any]) -> None:
     options["conversion"] = ConvertOptions(**given)
 
 
-blob_names_option = click.option(
+blob_names_option = choice_option(
     "--blob-names",
-    type=click.Choice(["onnx", "pnnx"]),
-    default="onnx",
-    show_default=True,
+    ["onnx", "pnnx"],
+    "onnx",
     help="Names of inputs and outputs in the .param: the model's, or in0, in1, ... and out0, out1, ... in its order, "
     "which many programs look for (pnnx). The manifest has the model's names.",
 )
@@ -412,19 +415,17 @@ conversion_options = all_of(
         help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
     ),
     image_option,
-    click.option(
+    choice_option(
         "--tail",
-        type=click.Choice(["auto", "only-needed", "never"]),
-        default="auto",
-        show_default=True,
+        ["auto", "only-needed", "never"],
+        "auto",
         help="Nodes that may follow the net as NumPy or C++: those that ncnn cannot express (only-needed), and also "
         "those that would be many layers (auto), such as TopK and NonMaxSuppression.",
     ),
-    click.option(
+    choice_option(
         "--quantized",
-        type=click.Choice(["float", "keep"]),
-        default="float",
-        show_default=True,
+        ["float", "keep"],
+        "float",
         help="The layers for products of a quantised model: float layers with the model's roundings (float), or int8 "
         "layers with its weights and scales, which are smaller and faster and differ a little (keep).",
     ),

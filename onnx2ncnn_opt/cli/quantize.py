@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     help="Samples like those in use: arrays by input name whose first axis counts samples, a folder of arrays or "
     "pictures, or a function that yields them. A model that is quantised already needs none.",
 )
-@click.option(
+@option.choice_option(
     "--method",
-    type=click.Choice(["mse", "minmax", "percentile", "kl"]),
-    default="mse",
-    show_default=True,
+    ["mse", "minmax", "percentile", "kl"],
+    "mse",
     help="How to choose the threshold, the largest number that does not saturate.",
 )
 @click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float.")
