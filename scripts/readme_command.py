@@ -20,9 +20,8 @@ SHELLS = {"sh": ("bash", "-ec"), "powershell": ("pwsh", "-Command")}
 
 def readme_command(language: str, name: str) -> list[str]:
     """Return the words that run a command of README in a shell."""
-    blocks = re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    page = ROOT / ("docs/systems.md" if language == "powershell" else "README.md")
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     text: str = dict(zip(NAMES, blocks, strict=True))[name]
     return [*SHELLS[language], _STOP + text if language == "powershell" else text]
 

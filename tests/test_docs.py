@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from onnx2ncnn_opt.version import __version__
-from scripts import generate_docs, readme_command
+from scripts import generate_docs, readme_command, user_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,9 +22,10 @@ SOURCE = "https://github.com/onnx2ncnn-opt/onnx2ncnn-opt/"
 
 
 def links(page: Path) -> list[str]:
-    """The targets of links, those of [text](target) and of [name]: target."""
+    """The targets of links and pictures."""
     text = page.read_text(encoding="utf-8")
-    return re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    named = re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    return [*re.findall(r"\]\(([^)]+)\)", text), *named, *re.findall(r'(?:src|srcset)="([^"]+)"', text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -34,13 +36,38 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [link for link in ours if not (ROOT / re.sub(f"^{SOURCE}(blob|tree)/main/", "", link)).exists()]
 
 
-def test_links_of_the_readme_work_on_an_index_page() -> None:
+def test_links_of_the_readme_work_on_an_index_page(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / hook["fragments"][0]["path"]).read_text(encoding="utf-8")
+    for change in hook["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    page = tmp_path / "README.md"
+    page.write_text(text, encoding="utf-8")
+    assert [link for link in links(page) if not link.startswith("https://")] == []
+    raw = "https://raw.githubusercontent.com/onnx2ncnn-opt/onnx2ncnn-opt/main/"
+    found = [link.partition("#")[0] for link in links(page) if link.startswith((f"{SOURCE}blob/main/", raw))]
+    assert len(found) > 20
+    assert [link for link in found if not (ROOT / re.sub(f"^({SOURCE}blob/main/|{raw})", "", link)).exists()] == []
+
+
+def test_the_badges_are_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [link for link in links(ROOT / "README.md") if not link.startswith(("https://", "#"))] == []
-    named = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
-    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
-    assert {name for name in named if f"[{name}]" not in prose.partition("\n[CHANGELOG.md]: ")[0]} == set()
-    assert set(re.findall(r"\]\[([^\]]+)\]", prose)) | set(re.findall(r"\[(docs/[^\]]+)\]", prose)) <= named
+    versions = [name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r"Python :: 3\.\d", name)]
+    assert f"badge/licence-{project['license'].replace('-', '--')}-" in text
+    assert f"badge/Python-{versions[0]}_to_{versions[-1]}-" in text
+    assert f"{SOURCE}actions/workflows/readme.yml/badge.svg" in text
+
+
+def test_the_readme_prints_what_the_command_prints(tmp_path: Path) -> None:
+    """The first page is short, and its numbers of layers and bytes are those of the model."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    [step] = user_pages.play(text, tmp_path)
+    written, printed = ([user_pages.masked(line, sizes=False) for line in lines] for lines in step[1:])
+    assert len(printed) == 6
+    assert written == printed
 
 
 def test_the_package_names_where_it_comes_from() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options, run_each
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import failure, hint_at_no_verify, needs_verification, require_runtimes
@@ -32,7 +33,7 @@ def _quantize(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         raise click.UsageError("'onnx2ncnn-opt quantize MODEL -o PREFIX --data ...' makes int8 nets")
 
 
-@click.command(short_help="Convert a model to a verified ncnn net.")
+@click.command(cls=Grouped, short_help="Convert a model to a verified ncnn net.")
 @click.argument("models", type=option.EXISTING_FILE, metavar="MODEL...", nargs=-1, required=True)
 @click.option(
     "-o",

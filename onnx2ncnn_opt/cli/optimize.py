@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options, run_each
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import failure, hint_at_no_verify, needs_verification, require_runtimes
@@ -25,7 +26,7 @@ _ENDINGS = (".param", ".bin")
 _PARAM = (".param", ".param.bin")
 
 
-@click.command(short_help="Optimise any ncnn net, and verify it.")
+@click.command(cls=Grouped, short_help="Optimise any ncnn net, and verify it.")
 @click.argument("files", type=option.EXISTING_FILE, metavar="IN.param [IN.bin] ...", nargs=-1, required=True)
 @click.option(
     "-o",

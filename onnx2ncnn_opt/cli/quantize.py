@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import require_runtimes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.param.files import NetFiles
 
 
-@click.command(short_help="Make an int8 net from data.")
+@click.command(cls=Grouped, short_help="Make an int8 net from data.")
 @click.argument("net", type=option.EXISTING_FILE, metavar="MODEL.onnx|NET.param")
 @click.argument("bin", type=option.EXISTING_FILE, required=False, metavar="[NET.bin]")
 @click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.ncnn.param, .bin and .json.")

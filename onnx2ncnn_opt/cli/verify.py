@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
 
 
-@click.command(short_help="Compare any net with its model.")
+@click.command(cls=Grouped, short_help="Compare any net with its model.")
 @click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=option.EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin")

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from onnx2ncnn_opt.cli.headings import HEADINGS, Grouped
+from onnx2ncnn_opt.cli.main import cli
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
 from testing.command import COMMAND, names, net_files, refused, run, run_well
@@ -84,6 +87,20 @@ def test_version_and_no_command(tmp_path: Path) -> None:
     assert re.fullmatch(r"onnx2ncnn-opt, version \d+\.\d+\.\d+\n", ended.out)
     assert run(tmp_path, "nonsense").code == run(tmp_path).code == 2
     assert "..." not in run(tmp_path, "--help").out.split("Commands:")[1]  # helps of commands are not cut off
+
+
+@pytest.mark.parametrize("name", ["convert", "optimize", "quantize", "verify"])
+def test_help_has_every_option_once_under_a_heading(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, Grouped)
+    context = click.Context(command)
+    shown = [record for records in command.under_headings(context).values() for record in records]
+    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
+    known = [record for option in options if (record := option.get_help_record(context))]
+    assert sorted(shown) == sorted(known)
+    if name == "convert":
+        assert list(command.under_headings(context)) == [*HEADINGS]
+        assert len(command.under_headings(context)["Most used"]) == 10
 
 
 def test_the_installed_command_is_the_same() -> None:

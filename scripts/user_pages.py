@@ -1,0 +1,117 @@
+"""Run what README.md and the pages for users say, in an empty folder.
+
+python -m scripts.user_pages FOLDER [PAGE...]   write into the pages what their commands print
+
+In a block ```console each line with $ is a command, and its output follows; `...` stands for lines that are left out.
+A block with title="NAME" is a file. What a user downloads or exports (testing/user_models.py) is a small model in the
+tests. FOLDER has the real models, by these names: the pages have their output.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testing.command import run, without_progress
+from testing.user_models import EXPORTS, STAND_INS
+
+ROOT = Path(__file__).resolve().parent.parent
+USER_PAGES = ("README.md",)
+_FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+class Step(NamedTuple):
+    """A command of a page, the lines below it, and the lines that it prints here."""
+
+    command: str
+    written: list[str]
+    printed: list[str]
+
+
+def play(page: str, folder: Path, models: Path | None = None) -> Iterator[Step]:
+    """Run the commands of a page in a folder, in their order."""
+    for language, title, body in _FENCE.findall(page):
+        if title:
+            path = folder / title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body, encoding="utf-8")
+        if language == "console":
+            for text in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, *written = text.splitlines()
+                yield Step(command, written, _run(command, folder, models))
+
+
+def _run(command: str, folder: Path, models: Path | None) -> list[str]:
+    """Run a command; return the lines that it prints, its errors last."""
+    program, *words = shlex.split(command, comments=True)
+    if command.startswith(EXPORTS):
+        return []
+    for name in [word for word in words if word in STAND_INS]:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if models and (models / name).exists():
+            shutil.copy(models / name, path)
+        elif not path.exists():
+            STAND_INS[name](path)
+    if program == "onnx2ncnn-opt":
+        ended = run(folder, *words)
+        return [*ended.out.splitlines(), *ended.err.splitlines()]
+    with tempfile.TemporaryDirectory() as links:  # what a user types is this Python
+        (Path(links) / "python").symlink_to(sys.executable)
+        environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([links, os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+    return [*done.stdout.splitlines(), *without_progress(done.stderr).splitlines()]
+
+
+def chosen(written: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """Return the printed lines that belong on the page: all, or those with labels of lines around a `...`."""
+    if "..." not in written:
+        return [*printed]
+    lines, rest = [], iter(printed)
+    for line in written:
+        label = line.partition(":")[0]
+        found = line if line == "..." else next((each for each in rest if each.partition(":")[0] == label), line)
+        lines.append(found)
+    return lines
+
+
+def masked(line: str, *, sizes: bool) -> str:
+    """Return a line without errors, times and the CPU; with `sizes` also without the numbers that another model has."""
+    line = re.sub(r"\((relative error )\S+; \S+ fp32", r"(\1#; # fp32", line)
+    line = re.sub(r"off by up to \S+ of", "off by up to # of", line)
+    line = re.sub(r"[\d.]+ (ms|s)\b", "# s", line)
+    line = re.sub(r"\(\d+ B\)", "(# B)", line)
+    return re.sub(r"\d[\d,]*(\.\d+)?( (B|kB|MB)\b)?", "#", line) if sizes else line
+
+
+def main(args: Sequence[str]) -> int:
+    """Write the output of commands into the pages; return the exit code."""
+    if not args or not Path(args[0]).is_dir():
+        print(__doc__, file=sys.stderr)
+        return 2
+    for name in args[1:] or USER_PAGES:
+        path = ROOT / name
+        page = path.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            for step in play(page, Path(folder), Path(args[0])):
+                before = "\n".join([f"$ {step.command}", *step.written])
+                after = "\n".join([f"$ {step.command}", *chosen(step.written, step.printed)])
+                page = page.replace(f"{before}\n", f"{after}\n", 1)
+        path.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
