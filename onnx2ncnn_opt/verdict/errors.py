@@ -1,9 +1,8 @@
 """The difference of an array from its reference, and the tolerance for it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,6 @@ class Tolerance:
 DEFAULT = Tolerance()
 SLICE = 64
 _DECIDED = 0.1  # if rounding moves an element by this share of the largest, the element shows nothing about a net
-_PART = 2**18  # numbers that are compared at once
 _SPECIAL: Mapping[str, Callable[[Array], Array]] = {
     "NaN": np.isnan,
     "+inf": lambda numbers: numbers >= INFINITE,
@@ -117,101 +115,73 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
         is_bool = reference.dtype.kind == "b"
         low, high = (0, 1) if is_bool else (np.iinfo(reference.dtype).min, np.iinfo(reference.dtype).max)
         spread = np.where((numbers >= low) & (numbers <= high), spread, 0.0)
-    sums = _ErrorSums(reference.shape, reference.dtype, tolerance)
-    for part in parts(reference.shape):
-        sums.add(part, numbers[part], reference[part], None if spread is None else spread[part])
-    return sums.difference()
-
-
-def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the indexes of an array's parts, which have at most `_PART` numbers to save memory."""
-    if not shape:
-        yield ()
-        return
-    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= _PART)
-    step = max(1, _PART // max(1, math.prod(shape[axis + 1 :])))
-    for outer in np.ndindex(*shape[:axis]):
-        for start in range(0, shape[axis], step):
-            inner = (slice(None),) * (len(shape) - axis - 1)
-            yield (*(slice(i, i + 1) for i in outer), slice(start, start + step), *inner)
-
-
-class _ErrorSums:
-    """The errors of an array, accumulated part by part."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], tolerance: Tolerance) -> None:
-        self.tolerance, self.total = tolerance, math.prod(shape)
-        self.is_integer = dtype.kind in "iub"  # integers must be equal, whatever their size
-        self.relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
-        self.any_finite = False
-        self.error = self.counted = self.size = 0.0
-        self.squares, self.product, self.noise = [0.0, 0.0], 0.0, 0.0
-        self.specials = {name: np.zeros(3, int) for name in _SPECIAL}  # in the array, in its reference, in one only
-        # The largest error and the largest value of each slice along an axis.
-        is_sliced = tolerance.slices and not self.is_integer
-        axes = [axis for axis, count in enumerate(shape) if is_sliced and self.total >= SLICE * count]
-        self.slices = {axis: (np.zeros(shape[axis]), np.zeros(shape[axis])) for axis in axes}
-
-    def add(self, part: tuple[slice, ...], actual: Array, reference: Array, spread: Array | None) -> None:
-        a, b = actual.astype(np.float64), reference.astype(np.float64)
-        steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
-        for name, is_special in _SPECIAL.items():
-            in_actual, in_reference = is_special(a) & steady, is_special(b) & steady
-            self.specials[name] += [x.sum() for x in (in_actual, in_reference, in_actual != in_reference)]
-        finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
-        if not finite.any():
-            return
-        self.any_finite = True
-        a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-        error, size = np.abs(a - b), np.abs(b)
-        counted = error if spread is None else np.maximum(error - np.where(finite, spread, 0.0), 0.0)
-        is_meaningful = spread is None or spread < _DECIDED * size.max()
-        self.error = max(self.error, float(error.max(initial=0.0, where=is_meaningful)))
-        self.counted, self.size = max(self.counted, float(counted.max())), max(self.size, float(size.max()))
-        # No BLAS: its threads wait for each other on a busy machine, a hundred times as long as the sums take.
-        self.squares[0] += float(np.square(a).sum())
-        self.squares[1] += float(np.square(b).sum())
-        self.product += float((a * b).sum())
-        self.noise += float(np.square(error).sum())
-        for axis, (errors, sizes) in self.slices.items():
-            others = tuple(i for i in range(a.ndim) if i != axis)
-            slices = part[axis]
-            errors[slices] = np.maximum(errors[slices], counted.max(axis=others))
-            sizes[slices] = np.maximum(sizes[slices], size.max(axis=others))
-
-    def difference(self) -> Difference:
-        special = ""
-        if name := next((name for name, counts in self.specials.items() if counts[2]), None):
-            in_actual, in_reference, _ = self.specials[name]
-            special = f"{name} in {in_actual} of {self.total} elements, in the reference in {in_reference}"
-        if not self.any_finite:
+    a, b, special = numbers, reference, ""
+    if not (_is_usual(a) and _is_usual(b)):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        is_finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
+        special = _special(a, b, np.bool_(True) if spread is None else np.isfinite(spread))
+        if not is_finite.any():
             return Difference(None, None, None, special)
-        max_rel = self.error / self.size if self.size else self.error
-        return Difference(self.error, max_rel, self.cosine, special, self.excess, self.noise, self.size)
+        a, b = np.where(is_finite, a, 0.0), np.where(is_finite, b, 0.0)
+    error, sizes = np.abs(a - b), np.abs(b)
+    max_abs, size, counted = float(error.max()), float(sizes.max()), error
+    if spread is not None:
+        max_abs = float(error.max(initial=0.0, where=spread < _DECIDED * size))
+        counted = np.maximum(error - spread, 0.0)
+    steps = tolerance.steps * LAST_BIT.get(reference.dtype.name, 0.0)
+    tolerance = replace(tolerance, relative=max(tolerance.relative, steps))
+    excess = _excess(counted, sizes, max_abs, tolerance, is_integer=is_integer)
+    return Difference(max_abs, max_abs / (size or 1.0), _cosine(a, b), special, excess, _product(error, error), size)
 
-    @property
-    def excess(self) -> str:
-        """Text with the place where errors exceed the tolerance; empty if there is none."""
-        relative, absolute = self.relative, self.tolerance.absolute
-        allowed = relative if self.is_integer else max(relative * self.size, absolute)
-        if self.counted > allowed:
-            beyond = " beyond the effect of rounding" if self.counted < self.error else ""
-            return f"off by up to {self.counted:.3g}{beyond}, {allowed:.3g} is allowed"
-        for axis, (errors, sizes) in self.slices.items():
-            limits = np.maximum(relative * sizes, max(allowed / 10, absolute))
-            index = int(np.argmax(errors - limits))
-            if errors[index] > limits[index]:
-                return (
-                    f"off by up to {errors[index]:.3g} at index {index} of axis {axis}, {limits[index]:.3g} is allowed "
-                    f"where the model's largest value is {sizes[index]:.3g}"
-                )
-        return ""
 
-    @property
-    def cosine(self) -> float:
-        """The cosine between the arrays; 1 for two zero arrays, 0 for a zero array and another."""
-        norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
-        return float(np.clip(self.product / norms, -1.0, 1.0)) if norms else float(self.squares == [0.0, 0.0])
+def _is_usual(array: Array) -> bool:
+    """Return True for floats that need no copy in float64: their differences are finite in float32."""
+    is_float = array.dtype in (np.float32, np.float64) and array.size > 0
+    return is_float and bool(array.min() > -INFINITE / 2 and array.max() < INFINITE / 2)
+
+
+def _special(a: Array, b: Array, is_steady: Array | np.bool_) -> str:
+    """Return text about NaN or infinity in only one of two arrays; empty if there is none."""
+    for name, is_special in _SPECIAL.items():
+        in_a, in_b = is_special(a) & is_steady, is_special(b) & is_steady
+        if (in_a != in_b).any():
+            return f"{name} in {in_a.sum()} of {a.size} elements, in the reference in {in_b.sum()}"
+    return ""
+
+
+def _excess(errors: Array, sizes: Array, max_abs: float, tolerance: Tolerance, *, is_integer: bool) -> str:
+    """Return text with the place where errors exceed the tolerance; empty if there is none."""
+    relative, absolute, largest = tolerance.relative, tolerance.absolute, float(errors.max())
+    # Integers must be equal, whatever their size.
+    allowed = relative if is_integer else max(relative * float(sizes.max()), absolute)
+    if largest > allowed:
+        beyond = " beyond the effect of rounding" if largest < max_abs else ""
+        return f"off by up to {largest:.3g}{beyond}, {allowed:.3g} is allowed"
+    for axis, count in enumerate(errors.shape if tolerance.slices and not is_integer else ()):
+        if errors.size < SLICE * count:
+            continue
+        others = tuple(i for i in range(errors.ndim) if i != axis)
+        error, size = errors.max(axis=others), sizes.max(axis=others)
+        limits = np.maximum(relative * size, max(allowed / 10, absolute))
+        index = int(np.argmax(error - limits))
+        if error[index] > limits[index]:
+            return (
+                f"off by up to {error[index]:.3g} at index {index} of axis {axis}, {limits[index]:.3g} is allowed "
+                f"where the model's largest value is {size[index]:.3g}"
+            )
+    return ""
+
+
+def _cosine(a: Array, b: Array) -> float:
+    """Return the cosine between arrays; 1 for two zero arrays, 0 for a zero array and another."""
+    powers = _product(a, a), _product(b, b)
+    norms = math.sqrt(powers[0]) * math.sqrt(powers[1])
+    return float(np.clip(_product(a, b) / norms, -1.0, 1.0)) if norms else float(powers == (0.0, 0.0))
+
+
+def _product(a: Array, b: Array) -> float:
+    """Return a scalar product, without BLAS: its threads wait for each other on a busy machine."""
+    return float(np.einsum("i,i->", a.reshape(-1), b.reshape(-1), dtype=np.float64))
 
 
 def _numbers(actual: Array, reference: Array) -> Array:

@@ -23,19 +23,6 @@ _ANY = Tolerance(np.inf, slices=False)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What runs of the model say about one output; a function runs the model, when a rule first asks for its result."""
-
-    least: float  # the error that passes without a run in float64
-    step: float  # of the model's coarsest quantisation; 0 for a model without one
-    exact: Callable[[], Array | None]  # the output of the model in float64; None if it does not run
-    spread: Callable[[], Array]  # the effect of rounding errors on each element; infinite if they decide the element
-    weights: Callable[[], float]  # the error of the model with its weights rounded as the net's; 0 for 32 bits
-    # The output of the model without quantisation, and how many times the model's noise a net may have.
-    floats: Callable[[], tuple[Array, float] | None]
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The decision of a rule: the difference, and the error that it allows, relative to the reference's largest."""
 
@@ -65,7 +52,7 @@ def within(tolerance: Tolerance, actual: Array, reference: Array) -> Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """An output of a net, its reference, and the facts that rules may ask for.
+    """An output of a net, its reference, and facts; functions run the model, when a rule first asks for their results.
 
     `limit` is the tolerance of a mode of 16 bits, or the user's; None for float32. `is_plain` says that ncnn's plain
     kernels, which make rounding errors only, computed the output.
@@ -73,19 +60,25 @@ class Case:
 
     actual: Array
     reference: Array
-    facts: Facts
+    exact: Callable[[], Array | None]  # the output of the model in float64; None if it does not run
+    spread: Callable[[], Array]  # the effect of rounding errors on each element; infinite if they decide the element
+    weights: Callable[[], float] = lambda: 0.0  # the error of the model with its weights rounded as the net's
+    # The output of the model without quantisation, and how many times the model's noise a net may have.
+    floats: Callable[[], tuple[Array, float] | None] = lambda: None
+    least: float = LEAST_ROUNDING  # the error that passes without a run in float64
+    step: float = 0.0  # of the model's coarsest quantisation; 0 for a model without one
     limit: Tolerance | None = None
     is_plain: bool = False
-
-    @property
-    def is_strict(self) -> bool:
-        """True if the limit leaves no room for rounding."""
-        return self.limit is not None and self.limit.relative < DEFAULT.relative
 
     @property
     def is_integer(self) -> bool:
         """True for integers and bools."""
         return self.reference.dtype.kind in "iub"
+
+    @property
+    def is_fp32(self) -> bool:
+        """True for floats that have to be as exact as float32 is."""
+        return self.limit is None and not self.is_integer
 
     def verdict(self, rule: str, tolerance: Tolerance, free: Array | None = None) -> Verdict:
         """Compare with a tolerance; `free` is the effect of rounding on each element. NaN of the model is left out."""
@@ -107,18 +100,18 @@ class Case:
     @cached_property
     def rounding(self) -> Tolerance:
         """The error that rounding of the model itself explains."""
-        exact = self.facts.exact()
+        exact = self.exact()
         if exact is None:
-            return Tolerance(max(UNKNOWN_ROUNDING, self.facts.least), DEFAULT.absolute, slices=False)
+            return Tolerance(max(UNKNOWN_ROUNDING, self.least), DEFAULT.absolute, slices=False)
         distance = compare(self.reference, exact, Tolerance(slices=False)).max_rel or 0.0
-        relative = max(ROUNDING_MARGIN * distance, self.facts.least)
+        relative = max(ROUNDING_MARGIN * distance, self.least)
         return Tolerance(relative if self.is_plain else min(relative, MOST_ROUNDING), _TINY, slices=False)
 
     def with_moves(self, verdict: Verdict, tolerance: Tolerance) -> Verdict:
         """Return the verdict; if it refuses, add to the tolerance how far rounding moves each element."""
         if verdict.accepted:
             return verdict
-        spread = self.facts.spread()
+        spread = self.spread()
         return self.resolved.verdict(verdict.rule, tolerance, np.where(np.isfinite(spread), spread, 0.0))
 
     @cached_property
@@ -129,7 +122,7 @@ class Case:
         number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where float64 is outside float32's range,
         0 and non-finite numbers pass too: the order of a product decides between them.
         """
-        exact, reference = self.facts.exact(), self.reference
+        exact, reference = self.exact(), self.reference
         if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
             return self
         size, is_finite = np.abs(exact), np.abs(self.actual) < INFINITE
@@ -164,32 +157,32 @@ def _limit(case: Case) -> Verdict | None:
 
 
 def _rounding(case: Case) -> Verdict | None:
-    if case.is_integer or case.limit is not None:
+    if not case.is_fp32:
         return None
-    verdict = case.verdict("rounding", Tolerance(case.facts.least, _TINY, slices=False))
+    verdict = case.verdict("rounding", Tolerance(case.least, _TINY, slices=False))
     verdict = verdict if verdict.accepted else case.resolved.verdict("rounding", case.rounding)
     return case.with_moves(verdict, case.rounding) if case.is_plain else verdict
 
 
 def _kernels(case: Case) -> Verdict | None:
-    if case.is_integer or case.limit is not None or case.is_plain:
+    if not case.is_fp32 or case.is_plain:
         return None
     return case.with_moves(case.resolved.verdict("kernels", DEFAULT), DEFAULT)
 
 
 def _weights(case: Case) -> Verdict | None:
-    if case.is_integer or case.limit is not None or not case.facts.weights():
+    if not case.is_fp32 or not case.weights():
         return None
-    return case.resolved.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.facts.weights(), slices=False))
+    return case.resolved.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.weights(), slices=False))
 
 
 def _quantised(case: Case) -> Verdict | None:
-    if case.limit is not None or not case.facts.step:
+    if case.limit is not None or not case.step:
         return None
     if case.is_integer:  # steps of 8 bits, which are one apart
         case = replace(case, reference=case.reference.astype(np.float64))
-    verdict = case.verdict("quantised", Tolerance(case.facts.step, slices=False))
-    floats, factor = (None, 0.0) if verdict.accepted else case.facts.floats() or (None, 0.0)
+    verdict = case.verdict("quantised", Tolerance(case.step, slices=False))
+    floats, factor = (None, 0.0) if verdict.accepted else case.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict
     own, of_net = (compare(array, floats, _ANY) for array in (case.reference.astype(np.float64), case.actual))
@@ -198,14 +191,15 @@ def _quantised(case: Case) -> Verdict | None:
 
 
 def _decided(case: Case) -> Verdict | None:
-    if case.is_strict or not np.isinf(case.facts.spread()).any():
+    is_strict = case.limit is not None and case.limit.relative < DEFAULT.relative  # it leaves no room for rounding
+    if is_strict or not np.isinf(case.spread()).any():
         return None
     tolerance = case.limit
     if tolerance is None:
         least = case.rounding if case.is_plain else DEFAULT
-        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.facts.weights(), case.facts.step)
+        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.weights(), case.step)
         tolerance = replace(least, relative=relative)
-    return case.resolved.verdict("decided", tolerance, case.facts.spread())
+    return case.resolved.verdict("decided", tolerance, case.spread())
 
 
 RULES = (

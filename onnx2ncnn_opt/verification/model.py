@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UnprovenError, UsageError
@@ -36,7 +35,7 @@ from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
 from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
-from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, any_feeds, load_converted, small_runs
+from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, load_converted, small_runs
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
@@ -186,11 +185,9 @@ class _ModelJudge:
         self._step = quantised_step(self.model, self.net)
         # Vulkan's int8 convolutions are wrong without packing.
         self._has_plain = not self._step and not (worker.target.vulkan and self.net.has_integers)
-        self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
+        self.way: Sequence[Slot] = ()  # to feed the net, in the last run
+        self._worst: tuple[float, OutputComparison] | None = None
         self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
-        # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
-        caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
-        self._not_compared = {*caches, *(self.tail.names if self.tail else ())}
 
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of the first mode again for every other mode; with 16 bits, then runs on inputs like data."""
@@ -216,10 +213,10 @@ class _ModelJudge:
 
     def _runs_like_data(self) -> Iterator[Run]:
         """Yield runs on inputs like data, of a scale that suits the net, as far as both runtimes take them."""
-        first, way = self.done[0], self._worst[2] if self._worst else ()
+        first = self.done[0]
 
         def feeds_of(draw: Draw) -> dict[Blob, Feed]:
-            feeds = model_feeds(way, draw_inputs(self.model, first.sizes, draw=draw))
+            feeds = model_feeds(self.way, draw_inputs(self.model, first.sizes, draw=draw))
             return {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
 
         worker = self._worker if self._worker.target == LOCAL else None
@@ -237,13 +234,13 @@ class _ModelJudge:
         tail = self.tail if mode == "fp32" else None
         tokens = self._decoder.tokens if self._decoder and tail is None else None
         comparison = self._comparison(run, mode, tail, tokens)
-        way, outputs = comparison.best()
+        self.way, outputs = comparison.best()
         is_excused = mode != "fp32" and self.options.wanted is None and run.draw is not None and run.draw.is_unusual
         if is_excused and is_wrong(outputs):
             outputs = self._excused_rows(outputs, comparison, run, mode)
         error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
         if mode == "fp32":
-            outputs = comparison.with_scores(way, self._with_plain(outputs, comparison))
+            outputs = comparison.with_scores(self.way, self._with_plain(outputs, comparison))
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
         if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
@@ -251,7 +248,7 @@ class _ModelJudge:
             raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
         error = math.inf if is_wrong(outputs) else error
         if self._worst is None or error > self._worst[0] or error == math.inf:
-            self._worst = error, comparison, way
+            self._worst = error, comparison
         # Without right values at the cut, or right scores, the further rows were not judged.
         further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
         reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
@@ -274,16 +271,11 @@ class _ModelJudge:
     ) -> Sequence[OutputReport]:
         """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
         excused = self._right_in_fp32(rows, comparison)
-        judged = []
         for row in rows:
-            if row.name not in excused:
-                judged.append(row)
-                continue
-            judged.append(OutputReport(row.name, row.blob, "unproven", row.message, rule="unproven"))
             error = math.inf if row.status == "nan" else row.max_rel or 0.0
-            if error > self._excused[0]:
+            if row.name in excused and error > self._excused[0]:
                 self._excused = error, f"in {mode} '{row.name}' is worse on unusual inputs ({run}): {row.message}"
-        return judged
+        return [replace(row, status="unproven", rule="unproven") if row.name in excused else row for row in rows]
 
     def _right_in_fp32(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> set[str]:
         """Return the names of wrong outputs that are right in fp32 on the same inputs."""
@@ -311,7 +303,7 @@ class _ModelJudge:
         return OutputComparison(
             self._runner,
             run.feeds,
-            {name: array for name, array in run.reference.items() if name not in self._not_compared},
+            {name: run.reference[name] for name in _computed_outputs(self.manifest) or run.reference},
             self.manifest,
             self.net,
             self.rounding,
@@ -337,7 +329,7 @@ class _ModelJudge:
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
-    """Return the model's outputs to compute: without caches, and only up to the cut; none means all."""
+    """Return the model's outputs to compare with the net's: not caches, and only up to the cut; none means all."""
     return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
 
 
@@ -345,20 +337,11 @@ def net_feeds(
     model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
 ) -> dict[str, Feed]:
     """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
-    options = verification
-    compared = manifest.compared if manifest else ()
-    loaded = load_converted(model, manifest, shapes=options.shapes, values=options.values, outputs=compared)
-    feeds = any_feeds(model, loaded, manifest, feeds=options.feeds, seed=options.seed)
-    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _computed_outputs(manifest) or loaded.cut}
-    reference = OrtRunner(model, threads=None, timeout=options.timeout, **fixed).run_any(feeds)
-    rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
-        runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
-        net, limit = NetFacts.of(param, bin), options.allowed(DEFAULT) if options.is_user_tolerance else None
-        step = quantised_step(loaded, net)
-        way, outputs = OutputComparison(runner, feeds, reference, manifest, net, rounding, limit, step=step).best()
-    check_outputs(outputs, "from ONNX Runtime's in fp32 already; masks cannot change that")
-    return model_feeds(way, feeds)
+        judge = _ModelJudge(ModelRuns(model, verification, manifest), (param, bin), None, worker)
+        run = next(iter(judge.runs("fp32")))
+        check_outputs(judge.compare(run, "fp32"), "from ONNX Runtime's in fp32 already; masks cannot change that")
+    return model_feeds(judge.way, run.feeds)
 
 
 def _notes(judge: _ModelJudge, rows: Sequence[OutputReport], *, is_vulkan: bool) -> Iterator[str]:

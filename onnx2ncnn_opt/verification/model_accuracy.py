@@ -34,7 +34,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
-from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, Tolerance, compare, parts, with_rounding
+from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, Tolerance, compare, with_rounding
 from onnx2ncnn_opt.verdict.float64_model import InDouble
 from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING
@@ -98,6 +98,7 @@ class Rounding:
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # the error of `exact`, if any
         self.unmoved = ""  # the error of `spread`, if any
+        self._last: tuple[Mapping[str, Array], dict[str, Array]] | None = None  # inputs, and the spread for them
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs in float64; if that fails, return none, and set `problem`."""
@@ -212,7 +213,13 @@ class Rounding:
         return OrtRunner(model, folder=folder or self._folder, plain=not self._has_integers, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the effect of errors on each element of the reference; infinite if it becomes infinite or NaN.
+        """Return the effect of errors on each element of the reference, see `_spread`; the last one is kept."""
+        if self._last is None or self._last[0] is not feeds:
+            self._last = feeds, self._spread(feeds, reference)
+        return self._last[1]
+
+    def _spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the effect of errors; infinite if an element becomes infinite or NaN.
 
         The effect is at least the distance from float64, if that is finite. It is infinite for elements that errors
         decide: integers that change, and floats that move by more than `MOST_ROUNDING` of the largest element. If ONNX
@@ -246,11 +253,8 @@ def _distance(a: Array, b: Array) -> Array:
     """Return the distance of numbers; infinite if one is infinite or NaN and the other is different."""
     if a.shape != b.shape:
         return np.full(b.shape, np.inf)
-    distance = np.empty(b.shape)
-    for part in parts(b.shape):
-        x, y = a[part].astype(np.float64), b[part].astype(np.float64)
-        same = (x == y) | (np.isnan(x) & np.isnan(y))
-        finite = (np.abs(x) < INFINITE) & (np.abs(y) < INFINITE)
-        difference = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0))
-        distance[part] = np.where(same, 0.0, np.where(finite, difference, np.inf))
-    return distance
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
+    difference = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
+    return np.where(same, 0.0, np.where(finite, difference, np.inf))

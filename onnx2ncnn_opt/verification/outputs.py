@@ -16,7 +16,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verdict.blobs import in_axes_of
 from onnx2ncnn_opt.verdict.errors import Tolerance
-from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, Facts, judge
+from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.report import failed, is_wrong, missing
@@ -39,11 +39,6 @@ class OutputComparison:
     step: float = 0.0  # the error that the model's quantisation explains
     judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
     is_plain: bool = False  # the runner uses ncnn's plain kernels
-
-    @cached_property
-    def spread(self) -> Mapping[str, Array]:
-        """The effect of rounding errors on each element of the reference; computed only if a net differs."""
-        return self.rounding.spread(self.feeds, self.reference)
 
     @cached_property
     def weight_errors(self) -> Mapping[str, float]:
@@ -132,15 +127,19 @@ class OutputComparison:
             return OutputReport(name, slot.blob, "shape", message)
         if self.manifest and reference.dtype.kind in "iub":
             array = array.astype(np.float64)  # the manifest states the type, so `compare` must not try another
-        facts = Facts(
-            least=self.least,
-            step=self.step,
+        case = Case(
+            array,
+            reference,
             exact=lambda: self.rounding.exact(self.feeds).get(name),
-            spread=lambda: self.spread[name],
+            spread=lambda: self.rounding.spread(self.feeds, self.reference)[name],
             weights=lambda: self.weight_errors.get(name, 0.0),
             floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),
+            least=self.least,
+            step=self.step,
+            limit=self.limit,
+            is_plain=self.is_plain,
         )
-        return judge(Case(array, reference, facts, self.limit, self.is_plain)).report(name, slot.blob)
+        return judge(case).report(name, slot.blob)
 
 
 def read_outputs(

@@ -140,18 +140,19 @@ def is_wrong(outputs: Sequence[OutputReport]) -> bool:
 def merged(reports: Sequence[OutputReport]) -> OutputReport:
     """Merge the reports of an output in all runs: the worst status (except "unproven"), and the largest errors.
 
-    Of several runs that agree, one with a message counts, then the last rule of `RULES`, and then the largest error.
+    Of several runs that agree, the last rule of `RULES` counts, and then the largest error; a message stays.
     """
     proven = [output for output in reports if output.status != "unproven"] or reports
 
-    def severity(output: OutputReport) -> tuple[int, bool, int, float]:
-        rank, has_note = ORDER.get(output.rule, 0), bool(output.message)
-        return get_args(Status).index(output.status), has_note, rank, output.max_rel or 0.0
+    def severity(output: OutputReport) -> tuple[int, int, float]:
+        return get_args(Status).index(output.status), ORDER.get(output.rule, 0), output.max_rel or 0.0
 
     worst = max(proven, key=severity)
+    message = next((o.message for o in (worst, *proven) if o.message and o.status == worst.status), "")
 
     def most(of: Callable[[Iterable[float]], float], key: str) -> float | None:
         numbers = [number for output in proven if (number := getattr(output, key)) is not None]
         return of(numbers) if numbers and worst.status in _COMPARED else None
 
-    return replace(worst, max_abs=most(max, "max_abs"), max_rel=most(max, "max_rel"), cosine=most(min, "cosine"))
+    absolute, relative, cosine = most(max, "max_abs"), most(max, "max_rel"), most(min, "cosine")
+    return replace(worst, message=message, max_abs=absolute, max_rel=relative, cosine=cosine)

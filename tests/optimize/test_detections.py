@@ -82,6 +82,7 @@ def test_boxes_are_those_of_the_same_scores(kind: str, mode: str, tmp_path: Path
     assert all(not row.message or row.message.endswith(NO_BOXES) for row in report.outputs)  # flat inputs may have none
     assert {row.name for row in report.outputs} == {blob.name for blob in result.graph.outputs}
     assert all(row.max_abs is not None and row.max_abs > 0 for row in report.outputs)
+    assert {row.rule for row in report.outputs} == {"limit"}  # also if some inputs have no boxes
     precision = result.estimated().precision
     assert precision is not None
     assert precision.error < 1

@@ -127,8 +127,8 @@ def test_the_spread_of_the_reference_is_allowed() -> None:
     assert not compare(np.array([np.nan, 2.0, 3.0], np.float32), reference, spread=spread).ok
 
 
-@pytest.mark.parametrize("shape", [(2**19 + 5,), (3, 2**18 + 7), (2**17, 3, 2), (1, 2, 5, 2**18)])
-def test_arrays_that_are_compared_in_parts(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(2**19 + 5,), (1, 2, 5, 2**18)])
+def test_large_arrays(shape: tuple[int, ...]) -> None:
     reference = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     actual = reference.copy()
     assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), size=1.0)  # type: ignore[arg-type]
@@ -139,12 +139,9 @@ def test_arrays_that_are_compared_in_parts(shape: tuple[int, ...]) -> None:
     assert compare(actual, reference).special == f"NaN in 3 of {actual.size} elements, in the reference in 0"
 
 
-def test_a_row_in_several_parts_has_its_own_largest_value() -> None:
-    reference = np.ones((3, 2**18 + 7), np.float32)
-    reference[1] = 1e-3
-    actual = reference.copy()
-    actual[1, -1] += 2e-4
-    assert "at index 1 of axis 0" in compare(actual, reference).excess
+def test_differences_beyond_float32() -> None:
+    difference = compare(np.array([2e38, 1], np.float32), np.array([-2e38, 1], np.float32))
+    assert difference.max_rel == pytest.approx(2.0)
 
 
 def test_the_latency_by_a_clock_that_stands_still() -> None:

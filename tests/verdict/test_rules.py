@@ -1,7 +1,6 @@
 """Each rule of agreement is needed: without it, a right net is wrong. And each refuses what it does not allow."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx2ncnn_opt.inputs.draws import Wanted
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verdict import rules
 from onnx2ncnn_opt.verdict.errors import Tolerance
-from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN, Case, Facts, judge
+from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN, Case, judge
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import parsed
 
@@ -74,31 +73,21 @@ def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.Mon
     assert status == "mismatch"
 
 
-def exact_facts(reference: Any, spread: Any = 0.0) -> Facts:
-    """Return facts of a model whose runs are exact."""
-    return Facts(
-        least=2.0**-15,
-        step=0.0,
-        exact=lambda: reference.astype(np.float64),
-        spread=lambda: np.broadcast_to(spread, reference.shape),
-        weights=lambda: 0.0,
-        floats=lambda: None,
-    )
-
-
-def verdict(actual: Any, reference: Any, **more: Any) -> tuple[str, bool]:
+def verdict(actual: Any, reference: Any, spread: Any = 0.0, exact: Any = None, **more: Any) -> tuple[str, bool]:
+    """Judge an output of a model whose runs are exact, unless `exact` has other numbers."""
     net, model = (np.asarray(array, np.float32) for array in (actual, reference))
-    found = judge(Case(net, model, exact_facts(model, more.pop("spread", 0.0)), **more))
+    numbers = model.astype(np.float64) if exact is None else np.asarray(exact, np.float32)
+    found = judge(Case(net, model, lambda: numbers, lambda: np.broadcast_to(spread, model.shape), **more))
     return found.rule, found.accepted
 
 
 def test_steps_of_8_bits_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On arrays: which number is halfway between two steps depends on the CPU."""
     reference = np.linspace(-1, 1, 256, dtype=np.float32)
-    case = Case(np.roll(reference, 1)[1:], reference[1:], replace(exact_facts(reference[1:]), step=1 / 127))
-    assert (judge(case).rule, judge(case).accepted) == ("quantised", True)
+    shifted, step = np.roll(reference, 1)[1:], 1 / 127
+    assert verdict(shifted, reference[1:], step=step) == ("quantised", True)
     monkeypatch.setattr(rules, "RULES", tuple(rule for rule in RULES if rule.name != "quantised"))
-    assert not judge(case).accepted
+    assert not verdict(shifted, reference[1:], step=step)[1]
 
 
 def test_kernels_do_not_excuse_plain_kernels() -> None:
@@ -136,8 +125,6 @@ def test_half_of_an_output_has_to_be_compared() -> None:
 
 def test_overflows_are_resolved_only_by_right_numbers() -> None:
     """ONNX Runtime's log(sigmoid(-20)) is -infinity."""
-    facts = exact_facts(np.array([-20, -0.1, 0], np.float32))
-    reference = np.array([-np.inf, -0.1, 0], np.float32)
+    reference, exact = [-np.inf, -0.1, 0], [-20, -0.1, 0]
     for actual, is_right in ((-20, True), (-7, False), (-np.inf, True), (np.nan, True)):
-        case = Case(np.array([actual, -0.1, 0], np.float32), reference, facts)
-        assert judge(case).accepted == is_right
+        assert verdict([actual, -0.1, 0], reference, exact=exact)[1] == is_right
