@@ -69,9 +69,9 @@ def cost(layers: Iterable[Layer]) -> float:
     return sum(_NS_PER_LAYER + _products_cost(layer) + _NS_PER_BYTE * _bytes(layer) for layer in layers)
 
 
-def surplus_of_attention(scores: int) -> float:
-    """Return the nanoseconds that MultiHeadAttention takes longer than SDPA, for heads * queries * keys scores."""
-    return _NS_PER_SCORE * scores
+def surplus_of_attention(queries: Shape, keys: Dim) -> float:
+    """Return the nanoseconds that MultiHeadAttention takes longer than SDPA, for (heads, queries) and keys."""
+    return _NS_PER_SCORE * _size((*queries, keys))
 
 
 def cost_of_results(shape: tuple[int, int], outputs: int, kernel: tuple[int, int]) -> float:

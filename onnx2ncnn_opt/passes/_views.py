@@ -15,8 +15,6 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step, View, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._crops import ranges
-from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, needed
 
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -135,23 +133,6 @@ def in_layout(data: Array, steps: Steps) -> Array:
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
-
-
-def moved(layer: Layer, blob: Blob, values: Array) -> Array:
-    """Return the values of the output `blob` of a view, Slice, Crop or Tile, from those of its input."""
-    step = step_of(layer)
-    if step is not None:
-        return in_layout(values, (step,))
-    if layer.type == "Crop":
-        kept = needed(ranges(layer), f"the range of '{layer.name}' is unknown")
-        return values[tuple(slice(*kept.get(axis, (None,))) for axis in range(values.ndim))]
-    if layer.type == "Tile":
-        sizes = fixed_shape(blob)
-        values = values.reshape((1,) * (len(sizes) - values.ndim) + values.shape)
-        return np.tile(values, [size // old for size, old in zip(sizes, values.shape, strict=True)])
-    axis = layer["axis"] % values.ndim
-    start = sum(fixed_size(other, axis) for other in layer.outputs[: layer.outputs.index(blob)])
-    return values.take(range(start, start + fixed_size(blob, axis)), axis)
 
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:

@@ -1,28 +1,29 @@
 import math
-from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import by_axis, is_fixed
+from onnx2ncnn_opt.ir.dim import by_axis, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.ir.view import Regroup, step_layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of
-from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import moved, step_of
+from onnx2ncnn_opt.passes._linear import factor
+from onnx2ncnn_opt.passes._trace import Sizes, can_trace, factor_of, trace
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA, attention
 from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import matches, op
-from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_shape, fixed_size, layer_pass, needed, require
+from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_shape, fixed_size, known_shape, layer_pass, needed, require
 
-_SCALING = times("x")
 _PRODUCTS = tuple(attention())
 _ROOT = op("Gemm", where=lambda gemm: len(gemm.inputs) == 1)
+_LONGEST = 12  # layers between attention and a projection
 
 
 class _Core(NamedTuple):
@@ -37,26 +38,33 @@ class _Core(NamedTuple):
     gate: Blob | None = None  # the factor of the queries: a column with one number in all rows
 
 
-@dataclass
-class _Trace:
-    """The origin of a blob's elements: `index` has their indices in `source`; `layers` are the layers between."""
+class _Chain(NamedTuple):
+    """The layers between two blobs, which only move elements or multiply them, and a factor of each row."""
 
     source: Blob
-    index: Array
-    factor: float = 1.0
-    layers: list[Layer] = field(default_factory=list)
-    rows: Blob | None = None  # a factor of each row
+    end: Blob
+    layers: tuple[Layer, ...]
+    rows: Blob | None
 
     @property
-    def producer(self) -> Layer:
-        """The layer that computed the elements."""
-        return self.source.known_producer
+    def blobs(self) -> list[Blob]:
+        """The blobs on the way."""
+        return [self.source, *(blob for layer in self.layers for blob in layer.outputs)]
 
     @property
-    def by_head(self) -> Array:
-        """The index as (heads, length, size)."""
-        require(self.index.ndim in (2, 3), "the blobs are not one matrix for each head")
-        return self.index.reshape((1,) * (3 - self.index.ndim) + self.index.shape)
+    def factor(self) -> float:
+        """The factor of all elements."""
+        return reduce(one_factor, map(factor_of, self.layers), 1.0)
+
+    def elements(self, sizes: Sizes) -> Array:
+        """Return the index in the source of each element of the blob."""
+        return trace(self.source, self.end, self.layers, sizes, lambda rows: np.ones(sizes.shape(rows)))[0].elements
+
+    def by_head(self, sizes: Sizes) -> Array:
+        """Return the elements as (heads, length, size)."""
+        index = self.elements(sizes)
+        require(index.ndim in (2, 3), "the blobs are not one matrix for each head")
+        return index.reshape((1,) * (3 - index.ndim) + index.shape)
 
 
 @layer_pass(_ROOT, exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
@@ -69,20 +77,20 @@ def fuse_multiheadattention(root: Layer) -> Replacement | None:
     same number, which Softmax ignores. If factors multiply the rows of the result (move_nan_check_after_attention), the
     last Gemm's bias is added after them. With so many queries and keys that SDPA is faster, views included, it stays.
     """
-    merged = _trace(root.input, ("SDPA", "MatMul"))
-    core = _core(merged.producer) if merged is not None else None
+    merged = _chain(root.input, ("SDPA", "MatMul"))
+    core = _core(merged.source.known_producer) if merged is not None else None
     if merged is None or core is None:
         return None
     require(merged.factor == 1, "the result of the attention is multiplied by a number")
-    q, k, v = (_projection(blob) for blob in (core.q, core.k, core.v))
-    gemms = [trace.producer for trace in (q, k, v)]
-    layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
+    qkv = tuple(_projection(blob) for blob in (core.q, core.k, core.v))
+    gemms = [chain.source.known_producer for chain in qkv]
+    layers = dict.fromkeys([*merged.layers, *core.layers, *(layer for c in qkv for layer in c.layers), *gemms, root])
     require_private(tuple(layers), root.outputs)
     if SDPA.fits(core.layers[0]):
-        scores = math.prod(fixed_shape(core.q)[:-1]) * fixed_size(core.k, -2)
         views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
-        require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
-    made, new = list[Layer](), _attention(root, core, merged, (q, k, v))
+        surplus = surplus_of_attention(core.q.known_shape[:-1], core.k.known_shape[-2])
+        require(surplus < cost(views), "SDPA is faster for so many queries and keys")
+    made, new = list[Layer](), _attention(root, core, merged, qkv)
     if core.gate is not None:
         require(merged.rows is None, "both the queries and the result are multiplied")
         x, gate = gemms[1].input, core.gate
@@ -101,34 +109,36 @@ def _times_rows(attention: Layer, root: Layer, rows: Blob) -> list[Layer]:
     y, bias = root.output, attention.weights["out_bias_data"]
     attention.weights["out_bias_data"] = np.zeros_like(bias)
     plain, gated = (Blob(f"{y.name}_{name}", y.shape, y.batch) for name in ("plain", "gated"))
-    column = Blob(f"{rows.name}_rows", (fixed_size(rows, -2), 1), rows.batch)
-    added = Blob(f"{y.name}_bias", (len(bias),))
+    column = Blob(f"{rows.name}_rows", (rows.known_shape[-2], 1), rows.batch)
+    added = Blob(f"{y.name}_bias", (1, len(bias)))  # ncnn would align one axis with the rows if it has their number
     attention.outputs = (plain,)
     return [
         attention,
-        Layer("Reshape", f"{root.name}_rows", [rows], [column], by_axis(fixed_shape(column))),
+        Layer("Reshape", f"{root.name}_rows", [rows], [column], step_layer(Regroup(column.known_shape))[1]),
         Layer("BinaryOp", f"{root.name}_gated", [plain, column], [gated], {"op_type": BinaryOp.MUL}),
-        Layer("MemoryData", added.name, [], [added], by_axis((len(bias),)), {"data": bias}),
+        Layer("MemoryData", added.name, [], [added], by_axis((1, len(bias))), {"data": bias}),
         Layer("BinaryOp", f"{root.name}_bias", [gated, added], (), {"op_type": BinaryOp.ADD}),
     ]
 
 
-def _projection(blob: Blob) -> _Trace:
-    reason = f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes"
-    trace = needed(_trace(blob, ("Gemm",)), reason)
-    require(trace.rows is None, f"'{blob.name}' has a factor for each row")
-    return trace
+def _projection(blob: Blob) -> _Chain:
+    reason = f"'{blob.name}' does not consist of a Gemm's columns, moved by views"
+    chain = needed(_chain(blob, ("Gemm",)), reason)
+    require(chain.rows is None, f"'{blob.name}' has a factor for each row")
+    rows = known_shape(chain.source, 2)[chain.source.known_producer["output_transpose"]]
+    require(blob.known_shape[-2:-1] == (rows,), "not all rows go into the attention")
+    return chain
 
 
-def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]) -> Layer:
-    linears = [_selected(trace) for trace in qkv]
+def _attention(root: Layer, core: _Core, merged: _Chain, qkv: tuple[_Chain, ...]) -> Layer:
+    sizes = Sizes(blob for chain in (merged, *qkv) for blob in chain.blobs)
+    shapes = {(1, *chain.end.known_shape)[-3::2] for chain in qkv}
+    same = len(shapes) == 1 and all(map(is_fixed, shapes))
+    require(same, "keys or values have other heads than the queries")
+    heads, size = known(shapes.pop())
     q, k, v = qkv
-    heads, size = q.by_head.shape[::2]
-    require(
-        k.by_head.shape[::2] == v.by_head.shape[::2] == (heads, size),
-        "keys or values have other heads than the queries",
-    )
-    last = _last_linear(root, merged, heads, size)
+    linears = [_selected(chain, sizes) for chain in qkv]
+    last = _last_linear(root, merged, sizes, (heads, size))
     widths = [linear.weight.shape[1] for linear in linears]
     require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
     require(v.factor == 1, "the values are multiplied by a number")
@@ -139,7 +149,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         "kdim": widths[1],
         "vdim": widths[2],
     }
-    inputs = [trace.producer.input for trace in qkv]
+    inputs = [chain.source.known_producer.input for chain in qkv]
     blobs = inputs[: 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3]
     if core.mask is not None:
         params["attn_mask"] = 1
@@ -155,11 +165,11 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
     return new
 
 
-def _last_linear(root: Layer, merged: _Trace, heads: int, size: int) -> Linear:
+def _last_linear(root: Layer, merged: _Chain, sizes: Sizes, heads: tuple[int, int]) -> Linear:
     """Return the last Gemm, with its columns in the order of the heads."""
     last = linear_of(root)
-    columns = _merged_columns(merged, heads, size)
-    require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
+    columns = _merged_columns(merged.elements(sizes), *heads)
+    require(last.weight.shape[1] == math.prod(heads), "the last Gemm reads only a part of the attention")
     weight = np.empty_like(last.weight)
     weight[:, columns] = last.weight
     return Linear(weight, last.bias)
@@ -223,55 +233,41 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
 # ---- between attention and projections
 
 
-def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None:
-    """Follow a blob up through views, Slices and factors to the layer (of `types`) that computed its elements."""
-    layer = blob.producer
-    if layer is None or not is_fixed(blob.shape) or not depth:
-        return None
-    if layer.type in types and len(layer.outputs) == 1:
-        sizes = fixed_shape(blob)
-        return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
-    factors, is_scaling = _factors_of_rows(layer), _SCALING.fits(layer)
-    is_move = len(layer.inputs) == 1 and (step_of(layer) is not None or layer.type == "Slice")
-    above = _trace(layer.inputs[0], types, depth - 1) if factors or is_scaling or is_move else None
-    if above is None or (factors and above.rows):
-        return None
-    above.layers.append(layer)
-    if factors:
-        above.rows = factors
-    elif is_scaling:
-        above.factor = one_factor(above.factor, factor(layer))
-    else:
-        above.index = moved(layer, blob, above.index)
-    return above
+def _chain(blob: Blob, types: tuple[str, ...]) -> _Chain | None:
+    """Follow a blob up through moves and factors to the layer (of `types`) that computed its elements."""
+    layers, rows, end = list[Layer](), None, blob
+    while (layer := blob.producer) is not None and not (layer.type in types and len(layer.outputs) == 1):
+        factors = _factors_of_rows(layer)
+        if len(layers) == _LONGEST or (rows if factors else len(layer.inputs) != 1 or not can_trace(layer)):
+            return None
+        layers.insert(0, layer)
+        blob, rows = layer.inputs[0], factors or rows
+    return None if layer is None else _Chain(blob, end, tuple(layers), rows)
 
 
 def _factors_of_rows(layer: Layer) -> Blob | None:
     """Return the factor of each row that a layer multiplies by, if it is the same for all heads."""
-    if not layer.computes(BinaryOp.MUL, scalar=False) or not is_fixed(layer.output.shape):
+    if not layer.computes(BinaryOp.MUL, scalar=False):
         return None
     x, factors = layer.inputs
-    sizes, shape = factors.shape or (), fixed_shape(layer.output)
+    sizes, shape = factors.shape or (), layer.output.shape or ()
     fits = x.shape == shape and len(sizes) == len(shape) == 3 and sizes in ((1, 1, 1), (1, shape[1], 1))
     return factors if fits and factors.batch == layer.output.batch else None
 
 
-def _selected(trace: _Trace) -> Linear:
+def _selected(chain: _Chain, sizes: Sizes) -> Linear:
     """Return the rows of a Gemm's weights that compute the traced elements, head by head."""
-    weight, bias = linear_of(trace.producer)
-    index = trace.by_head
-    columns = index[:, 0] % len(weight)
-    length = index.shape[1]
-    rows = np.arange(length, dtype=np.int32)[None, :, None]
-    require(fixed_size(trace.source, 0) == length, "not all rows go into the attention")
-    expected = rows * len(weight) + columns[:, None, :]
-    require(np.array_equal(index, expected), "rows and columns are mixed before the attention")
-    return Linear(weight[columns.reshape(-1)], bias[columns.reshape(-1)])
+    gemm = chain.source.known_producer
+    weight, bias = linear_of(gemm.having(output_transpose=None))
+    index = np.divmod(chain.by_head(sizes), sizes.shape(chain.source)[1])
+    rows, columns = index[::-1] if gemm["output_transpose"] else index
+    is_mixed = (rows != np.arange(rows.shape[1])[:, None]).any() or (columns != columns[:, :1]).any()
+    require(not is_mixed, "rows and columns are mixed before the attention")
+    return Linear(weight[columns[:, 0].reshape(-1)], bias[columns[:, 0].reshape(-1)])
 
 
-def _merged_columns(merged: _Trace, heads: int, size: int) -> Array:
+def _merged_columns(index: Array, heads: int, size: int) -> Array:
     """Return the position (head, element) in the attention's result for each column that the last Gemm reads."""
-    index = merged.index
     require(index.ndim == 2, "the last Gemm does not read a matrix")
     length = index.shape[0]
     head, rest = np.divmod(index, length * size)

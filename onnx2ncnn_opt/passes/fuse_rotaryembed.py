@@ -1,27 +1,26 @@
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Sym, by_axis, names_in, substituted
+from onnx2ncnn_opt.ir.dim import by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
-from onnx2ncnn_opt.passes._rotation import PRODUCT, SCALING, SUM, Rotation, can_trace, find_rotation
+from onnx2ncnn_opt.passes._rotation import find_rotation
+from onnx2ncnn_opt.passes._trace import PRODUCT, SCALING, SUM, Sizes, can_trace, moved
 from onnx2ncnn_opt.passes._views import Steps, chain_above, end_of, step_of, view_layers
 from onnx2ncnn_opt.passes.halve_rotary_tables import TWICE
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass
 
 # The longest spelling that exporters write has 22 layers.
 _MOST_LAYERS = 32
 _ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
 _MOST_STEPS = 8  # layers from a factor up to its cosine
-_PRIMES = (11, 13, 17, 19)
 
 
 @graph_pass(exact=False, purpose="language models")
@@ -45,12 +44,11 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     if region is None:
         return None
     source, layers, _ = region
-    sample = _Sample(region) if _is_computed(region) else None
-    rotation = sample.rotation() if sample else find_rotation(source, layers, _stored)
+    tables = _Tables(region, root)
+    rotation = find_rotation(source, layers, tables.sizes, tables.numbers)
     if rotation is None or len(rotation.before) + len(rotation.after) + 1 >= len(layers):
         return None
-    make_table = sample.table if sample else partial(_constant_table, root)
-    (to_cos, cos), (to_sin, sin) = make_table("cos", rotation.cos), make_table("sin", rotation.sin)
+    (to_cos, cos), (to_sin, sin) = tables.layers("cos", rotation.cos), tables.layers("sin", rotation.sin)
     before = view_layers(source, rotation.before, like=[root])
     inputs = [end_of(source, before), cos, sin]
     rotated = Blob(root.output.name, rotation.shape, root.output.batch)
@@ -58,17 +56,6 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     made = [*to_cos, *to_sin, *before, new, *view_layers(rotated, rotation.after, like=[root])]
     reads = {root.output: made[-1].output}
     return Replacement(tuple(layers), added=[(layer, root) for layer in made], reads=reads)
-
-
-def _stored(table: Blob) -> Array:
-    return constant_array(table.known_producer)
-
-
-def _constant_table(root: Layer, name: str, data: Array) -> tuple[list[Layer], Blob]:
-    """Return a MemoryData with a table, and its blob."""
-    blob = Blob(f"{root.output.name}_{name}", data.shape)
-    params = by_axis(data.shape)
-    return [Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})], blob
 
 
 # ---- the layers between a blob and the sum or Concat that may be its rotation
@@ -182,110 +169,52 @@ def _pair(layer: Layer) -> int | None:
     return other[0][0] if len(other) == 1 and other[0][1] == (1, 2) else None
 
 
-def _is_computed(region: _Region) -> bool:
-    """Return True if a table is computed, or a size is dynamic."""
-    blobs = (region.source, *(blob for layer in region.layers for blob in layer.outputs))
-    dynamic = any(not isinstance(size, int) for blob in blobs for size in blob.shape or ())
-    return dynamic or not all(map(is_constant, region.tables.values()))
+class _Tables:
+    """The tables of a region: constants, and random numbers in place of tables that the net computes.
 
-
-class _Primes:
-    """Primes in place of dynamic sizes. None divides another size, so a number shows which sizes are its factors."""
-
-    def __init__(self, sizes: Sequence[Dim]) -> None:
-        dynamic = dict.fromkeys(size for size in sizes if isinstance(size, Sym))
-        names = sorted(names_in(dynamic))
-        require(len(names) <= len(_PRIMES), "too many sizes are dynamic")
-        self._primes = dict(zip(names, _PRIMES, strict=False))
-        fixed = [size for size in sizes if isinstance(size, int)]
-        require(not any(size % prime == 0 for size in fixed for prime in self._primes.values()), "a size is a prime")
-        self._sizes = {self._number(size): size for size in dynamic}
-        require(len(self._sizes) == len(dynamic), "sizes are alike")
-
-    def _number(self, size: Dim) -> int:
-        number = substituted(size, self._primes)
-        if not isinstance(number, int) or number <= 0:
-            raise Refused("a size is not known")
-        return number
-
-    def shape(self, blob: Blob) -> tuple[int, ...]:
-        """Return the shape of a blob in numbers."""
-        return tuple(map(self._number, known_shape(blob)))
-
-    def size(self, number: Dim) -> Dim:
-        """Return the size that a number stands for."""
-        assert isinstance(number, int)
-        if number in self._sizes:
-            return self._sizes[number]
-        return next((dim * (number // of_dim) for of_dim, dim in self._sizes.items() if number % of_dim == 0), number)
-
-    def steps(self, steps: Steps) -> Steps:
-        """Return steps with the sizes that their numbers stand for."""
-        return tuple(Regroup(tuple(map(self.size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
-
-
-class _Sample:
-    """A copy of the layers of a rotation, with primes for dynamic sizes and random numbers for computed tables.
-
-    `find_rotation` then finds the views and the rows of the tables as for constants.
+    So `find_rotation` finds the rows of all tables alike.
     """
 
-    def __init__(self, region: _Region) -> None:
-        self._region, self._root = region, region.layers[-1]
-        tables = map(_angles, region.tables.values())
-        self._tables = {angles.base: angles for angles in tables if angles is not None}
+    def __init__(self, region: _Region, root: Layer) -> None:
+        self._root = root
+        angles = [_angles(blob) for blob in region.tables.values() if not is_constant(blob)]
+        self._tables = {table.base: table for table in angles if table is not None}
         blobs = [region.source, *(blob for layer in region.layers for blob in layer.outputs), *self._tables]
-        self._primes = _Primes([size for blob in blobs for size in known_shape(blob)])
+        self.sizes = Sizes(blobs)
         random = np.random.default_rng(0)
         self._numbers = {base: self._draw(table, random) for base, table in self._tables.items()}
 
     def _draw(self, table: _Angles, random: np.random.Generator) -> tuple[Array, Array]:
         """Return random numbers for a table, and those from which a Tile or Concat repeats each."""
         start = table.chain[0].output if table.chain else table.base
-        array = random.standard_normal(self._primes.shape(start)).astype(np.float32)
+        array = random.standard_normal(self.sizes.shape(start)).astype(np.float32)
         if table.axis is None:
             return array, array
         half = array.take(range(array.shape[table.axis] // 2), table.axis)
         return self._viewed(np.concatenate([half, half], table.axis), table.chain), half
 
-    def rotation(self) -> Rotation | None:
-        """Return the rotation with dynamic sizes in its shapes, and the random numbers of its tables."""
-        copies: dict[Blob, Blob] = {}
-
-        def copy(blob: Blob) -> Blob:
-            if blob not in copies:
-                copies[blob] = Blob(blob.name, self._primes.shape(blob), blob.batch)
-            return copies[blob]
-
-        numbers = {copy(table): self._table(table) for table in self._region.tables.values()}
-        layers = [
-            layer.having(inputs=[*map(copy, layer.inputs)], outputs=map(copy, layer.outputs))
-            for layer in self._region.layers
-        ]
-        rotation = find_rotation(copies[self._region.source], layers, numbers.__getitem__)
-        if rotation is None:
-            return None
-        before, after = map(self._primes.steps, (rotation.before, rotation.after))
-        return rotation._replace(shape=tuple(map(self._primes.size, rotation.shape)), before=before, after=after)
-
-    def _table(self, blob: Blob) -> Array:
-        if is_constant(blob):
-            return _stored(blob)
-        angles = _angles(blob)
+    def numbers(self, table: Blob) -> Array:
+        """Return the numbers of a product's table."""
+        if is_constant(table):
+            return constant_array(table.known_producer)
+        angles = _angles(table)
         assert angles is not None
         return self._viewed(self._numbers[angles.base][0], angles.views)
 
     def _viewed(self, data: Array, layers: Sequence[Layer]) -> Array:
         """Return numbers after the views among the layers."""
         for layer in layers:
-            step = step_of(layer)
-            if step is not None:
-                shape = self._primes.shape(layer.output)
-                data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
+            data = moved(layer, layer.output, data, self.sizes) if step_of(layer) is not None else data
         return data
 
-    def table(self, name: str, rows: Array) -> tuple[list[Layer], Blob]:
-        """Return the layers from a computed table to one whose rows start with these numbers, and its blob."""
+    def layers(self, name: str, rows: Array) -> tuple[list[Layer], Blob]:
+        """Return the layers that compute the table whose rows start with these numbers, and its blob."""
+        if not self._tables:
+            blob = Blob(f"{self._root.output.name}_{name}", rows.shape)
+            params = by_axis(rows.shape)
+            return [
+                Layer("MemoryData", f"{self._root.name}_{name}", (), [blob], params, {"data": rows.reshape(-1)})
+            ], blob
         for base, table in self._tables.items():
             numbers, half = self._numbers[base]
             once = table.once() if table.chain else []
@@ -301,7 +230,7 @@ class _Sample:
 
     def _steps_to(self, rows: Array, numbers: Array, source: Blob) -> Steps | None:
         """Return the steps from a blob with these numbers to a table whose rows start with `rows`; None without any."""
-        length, (width, rest) = self._primes.size(len(rows)), divmod(numbers.size, len(rows))
+        length, (width, rest) = self.sizes.size(len(rows)), divmod(numbers.size, len(rows))
         if rest:
             return None
         for shape, table in (

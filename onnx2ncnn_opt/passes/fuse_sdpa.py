@@ -194,7 +194,16 @@ def _rows(mask: Blob, q: Blob, queries: Dim, keys: Dim) -> Layer:
         return Layer("Interp", rows.name, [mask], [rows], {**params, "output_height": queries, "output_width": keys})
     if queries == keys:  # no other input, so that all attentions share the layer
         return Layer("Interp", rows.name, [mask], [rows], {**params, "size_expr": "0w,0w"})
-    return Layer("Interp", rows.name, [mask, q], [rows], {**params, "size_expr": "0w,1h"})
+    return Layer("Interp", rows.name, [mask, _first_rows(q, queries)], [rows], {**params, "size_expr": "0w,1h"})
+
+
+def _first_rows(q: Blob, queries: Dim) -> Blob:
+    """Return the first blob on the way to the queries that has their rows, because fusions may remove the others."""
+    blob = first = q
+    while blob.producer is not None and len(blob.producer.inputs) == 1:
+        blob = blob.producer.input
+        first = blob if (blob.shape or ())[-2:-1] == (queries,) and blob.batch == q.batch else first
+    return first
 
 
 def _fits(mask: Shape, scores: Shape) -> bool:
