@@ -70,6 +70,14 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
         require((is_exact | ~matters).all(), "the sum of large offsets is not exact in float32")
 
 
+def offsets_of(added: Array, own: Array, reach: Callable[[], Array]) -> Array:
+    """Return the sums of `own` offsets and of the rows of `added`; refused like `require_offsets_fold`."""
+    terms = np.concatenate([added, own[:, None]], axis=1)
+    gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
+    require_offsets_fold(gains, losses, reach)
+    return np.asarray(terms.sum(axis=1))
+
+
 def one_factor(first: float, second: float) -> float:
     """Return the product of two factors; refused if one may overflow or flush on purpose: ``x * 1e30 * 1e-30``."""
     both = first * second

@@ -9,9 +9,10 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.int8 import BLOCKS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import scaled, stored
-from onnx2ncnn_opt.passes._fold import bias_of, require_own_weights
+from onnx2ncnn_opt.passes._fold import Affine, bias_of, require_offsets_fold, require_own_weights
 from onnx2ncnn_opt.rewrite.rule import require
 
 # The last three are tile sizes; a Gemm that has them is tuned for one machine.
@@ -59,11 +60,38 @@ def columns_of_b(gemm: Layer) -> Array:
     return np.asarray(data.reshape(n, k) if gemm["transB"] else data.reshape(k, n).T)
 
 
-def scaled_columns(gemm: Layer, scale: Array) -> Array:
-    """Return B in its stored layout with scaled columns; refused if a number would overflow."""
+def scaled_b(gemm: Layer, scale: Array, *, rows: bool = False) -> Array:
+    """Return B in its stored layout with scaled columns, or with scaled rows; refused if a number would overflow."""
     n, k = gemm["constantN"], gemm["constantK"]
-    shape, factors = ((n, k), scale[:, None]) if gemm["transB"] else ((k, n), scale[None, :])
-    return scaled(gemm, "B_data", gemm.weights["B_data"].reshape(shape), factors)
+    is_inner = rows == bool(gemm["transB"])
+    matrix = gemm.weights["B_data"].reshape((n, k) if gemm["transB"] else (k, n))
+    return scaled(gemm, "B_data", matrix, scale[None, :] if is_inner else scale[:, None])
+
+
+def require_columns(gemm: Layer) -> None:
+    """Refuse a Gemm that `folded` does not take."""
+    if gemm["quantize_term"] < BLOCKS:
+        require_constant_b(gemm)
+        require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
+
+
+def folded(gemm: Layer, affine: Affine) -> Layer:
+    """Return the Gemm with a factor and an offset for each column of ``A @ B`` folded into its constants."""
+    scale, shift = affine
+    if gemm["quantize_term"] >= BLOCKS:
+        require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
+        plain = len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1
+        require(plain, f"Gemm '{gemm.name}' adds C already")
+        return with_c(gemm, shift)
+    weights = {}
+    if (scale != 1).any():
+        weights["B_data"] = scaled_b(gemm, scale)
+    require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
+    c = offset_per_column(gemm) * scale
+    own = gemm["alpha"] * c
+    # The largest output of each column for inputs up to 1, without C.
+    require_offsets_fold(own, shift, lambda: np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
+    return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
 
 def linear_of(gemm: Layer) -> Linear:

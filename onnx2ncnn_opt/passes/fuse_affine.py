@@ -1,17 +1,23 @@
-from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import FOLDING, types_of
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._constants import is_constant, per_channel, per_column
+from onnx2ncnn_opt.passes._families import FOLDING, WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
+    Affine,
     binaryop_affine,
     channels,
     fold,
+    linear,
     require_no_activation,
     require_outermost_channels,
     require_own_weights,
     slice_affine,
 )
-from onnx2ncnn_opt.passes._linear import ARITHMETIC, with_constant
+from onnx2ncnn_opt.passes._gemm import folded, require_columns
+from onnx2ncnn_opt.passes._linear import ARITHMETIC, LINEAR, with_constant
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import rewrite
+from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_size, known_shape, layer_pass, require, rewrite
 
 _LAYER = op(types_of(FOLDING), "layer")
 
@@ -39,3 +45,46 @@ def fuse_affine(
     assert norm is not None
     require_outermost_channels(layer, layer.output)
     return fold(layer, slice_affine(norm, channels(layer)))
+
+
+@layer_pass(
+    op("BinaryOp", op_type=LINEAR), exact=False, purpose="1 + scale of adaptive normalisations, as in DiT, SD3 and Flux"
+)
+def fuse_affine_after_slice(binary: Layer) -> Replacement | None:
+    """x ── Gemm, InnerProduct ── Slice ── BinaryOp (constant) ──   ⇒   x ── Gemm, InnerProduct ── Slice ──
+
+    Folds a factor and an offset for the channels of one part into the layer that computes all parts.
+    """
+    constants = [blob for blob in binary.inputs if is_constant(blob)]
+    parts = [blob for blob in binary.inputs if blob not in constants]
+    cut = parts[0].producer if len(parts) == 1 else None
+    layer = cut.input.producer if cut is not None and cut.type == "Slice" else None
+    if cut is None or layer is None or layer.type not in (*types_of(WEIGHTED), "Gemm"):
+        return None
+    whole, (part,), is_gemm = cut.input, parts, layer.type == "Gemm"
+    if is_gemm:
+        require_columns(layer)
+    else:
+        require_own_weights(layer)
+        require_no_activation(layer)
+    rank = len(known_shape(whole))
+    in_rows = not layer["output_transpose"] if is_gemm else layer.type == "InnerProduct" and rank == 2
+    axis = cut["axis"] % rank
+    require(axis == int(in_rows), f"'{cut.name}' does not cut the channels of '{whole.name}'")
+    start = sum(fixed_size(blob, axis) for blob in cut.outputs[: cut.outputs.index(part)])
+    size, count = fixed_size(part, axis), layer["constantN"] if is_gemm else channels(layer)
+    constant = constants[0].producer if constants else None
+    affine = Affine(np.ones(count), np.zeros(count))
+    own = linear(binary, size, constant, per_column if in_rows else per_channel)
+    affine.scale[start : start + size], affine.shift[start : start + size] = own
+    new = folded(layer, affine) if is_gemm else fold(layer, affine)
+    # No other blob of the net has these numbers, so the names of the old ones do not fit.
+    end = Blob(f"{whole.name.removesuffix('_folded')}_folded", whole.shape, whole.batch)
+    blobs = [Blob(blob.name, blob.shape, blob.batch) for blob in cut.outputs]
+    new.outputs = (end,)
+    reads = dict(zip(cut.outputs, blobs, strict=True))
+    reads[binary.output] = reads.pop(part)
+    blobs[cut.outputs.index(part)].name = binary.output.name
+    return Replacement(
+        (layer, cut, binary), added=[(new, layer), (cut.having(inputs=[end], outputs=blobs), cut)], reads=reads
+    )

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import DECONVOLUTIONS, WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
     bias_of,
-    require_offsets_fold,
+    offsets_of,
     require_outermost_channels,
     require_own_weights,
     slice_affine,
@@ -65,10 +65,8 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     if shift.any():
         bias = bias_of(layer, layer["num_output"])
         added = (by_group * shift.reshape(group, 1, size, 1)).reshape(len(bias), -1)
-        terms = np.concatenate([added, bias[:, None]], axis=1)
-        gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
-        require_offsets_fold(gains, losses, lambda: np.abs(scaled).reshape(len(bias), -1).sum(axis=1))
-        weights["bias_data"] = stored(layer, "bias_data", terms.sum(axis=1))
+        offsets = offsets_of(added, bias, lambda: np.abs(scaled).reshape(len(bias), -1).sum(axis=1))
+        weights["bias_data"] = stored(layer, "bias_data", offsets)
     bias_term = 1 if shift.any() else layer["bias_term"]
     result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights, pad_value=pad_value)
     if relu is not None:

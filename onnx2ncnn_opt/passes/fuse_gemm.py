@@ -1,23 +1,23 @@
-"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: fold factors and offsets into the weights of a Gemm."""
+"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_affine_before_gemm`: fold factors and offsets into the weights of a Gemm."""
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.int8 import BLOCKS
-from onnx2ncnn_opt.passes._constants import per_channel, per_column
-from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._constants import is_constant, per_channel, per_column
+from onnx2ncnn_opt.passes._fold import linear, offsets_of, slice_affine
 from onnx2ncnn_opt.passes._gemm import (
     columns_of_b,
-    has_c,
+    folded,
     offset_per_column,
+    require_columns,
     require_constant_b,
-    scaled_columns,
+    scaled_b,
     with_c,
 )
-from onnx2ncnn_opt.passes._linear import factor, times, with_constant
+from onnx2ncnn_opt.passes._linear import LINEAR, with_constant
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Replacement, Rewrite, known_shape, layer_pass, require, rewrite
 
 
 def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
@@ -29,37 +29,59 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         purpose="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
     )
     def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
-        if gemm["quantize_term"] < BLOCKS:
-            require_constant_b(gemm)
-            require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
+        require_columns(gemm)
         read = per_channel if gemm["output_transpose"] else per_column
-        scale, shift = linear(binary, gemm["constantN"], constant, read)
-        if gemm["quantize_term"] >= BLOCKS:
-            require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
-            plain = len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1
-            require(plain, f"Gemm '{gemm.name}' adds C already")
-            return with_c(gemm, shift)
-        weights = {}
-        if (scale != 1).any():
-            weights["B_data"] = scaled_columns(gemm, scale)
-        require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
-        c = offset_per_column(gemm) * scale
-        own = gemm["alpha"] * c
-        # The largest output of each column for inputs up to 1, without C.
-        require_offsets_fold(own, shift, lambda: np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
-        return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
+        return folded(gemm, linear(binary, gemm["constantN"], constant, read))
 
     return fuse
 
 
-@rewrite(
-    op("Gemm", "gemm")(times("x", "scaling")), exact=False, purpose="a factor that an activation leaves (QuickGELU)"
+_AFFINE = op("BinaryOp", op_type=LINEAR)
+_TRANSPOSE = op("Permute", order_type=1)
+
+
+@layer_pass(
+    op(("BatchNorm", "Scale", "BinaryOp"), where=lambda layer: layer.type != "BinaryOp" or _AFFINE.fits(layer)),
+    exact=False,
+    purpose="normalisation over a batch before linear layers, and a factor that an activation leaves (QuickGELU)",
 )
-def fuse_mul_gemm(gemm: Layer, scaling: Layer) -> Layer:
-    """x ── BinaryOp mul (number) ── Gemm (constant B) ──   ⇒   x ── Gemm (constant B) ──"""
+def fuse_affine_before_gemm(affine: Layer) -> Replacement | None:
+    """x ── BatchNorm, Scale, BinaryOp (constant) ── Gemm (constant B) ──   ⇒   x ── Gemm (constant B) ──
+
+    Folds a factor and an offset per column of A into B and C of all Gemms that read the blob, also transposed.
+    """
+    users = affine.output.users
+    views = users if len(users) == 1 and _TRANSPOSE.fits(users[0]) else ()
+    users = views[0].output.users if views else users
+    constants = [blob for blob in affine.inputs if is_constant(blob)]
+    if not users or any(user.type != "Gemm" for user in users) or len(affine.inputs) - len(constants) != 1:
+        return None
+    (x,) = (blob for blob in affine.inputs if blob not in constants)
+    if views or not affine.get("with_scalar"):
+        require(known_shape(x, 2) == affine.output.shape, f"'{affine.name}' broadcasts '{x.name}'")
+    transposed = [view.having(inputs=[x], outputs=[Blob(f"{x.name}_t")]) for view in views]
+    source = transposed[0].output if transposed else x
+    constant = constants[0].producer if constants else None
+    gemms = {gemm: _with_affine(gemm, affine, constant, bool(gemm["transA"]) != bool(views), source) for gemm in users}
+    added = [(view, old) for view, old in zip(transposed, views, strict=True)]
+    return Replacement((affine, *views, *users), takes=gemms, added=added)
+
+
+def _with_affine(gemm: Layer, affine: Layer, constant: Layer | None, outermost: bool, source: Blob) -> Layer:
+    """Return the Gemm of `source`, with the affine layer before it folded; `outermost` says where its columns lie."""
     require_constant_b(gemm)
-    scale = np.full(gemm["constantN"], factor(scaling))
-    return gemm.having(inputs=scaling.inputs, weights={"B_data": scaled_columns(gemm, scale)})
+    count = gemm["constantK"]
+    if affine.type == "BinaryOp":
+        scale, shift = linear(affine, count, constant, per_channel if outermost else per_column)
+    else:
+        require(outermost, f"'{affine.name}' scales the rows of '{affine.output.name}', not its columns")
+        scale, shift = slice_affine(affine, count)
+    b = {"B_data": scaled_b(gemm, scale, rows=True)} if (scale != 1).any() else {}
+    if not shift.any():
+        return gemm.having(inputs=[source], weights=b)
+    columns = columns_of_b(gemm)
+    c = offsets_of(columns * shift, offset_per_column(gemm), lambda: np.abs(columns * scale).sum(axis=1))
+    return with_c(gemm.having(inputs=[source]), c, **b)
 
 
 fuse_gemm_mul = _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}))
