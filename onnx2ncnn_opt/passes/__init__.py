@@ -36,6 +36,7 @@ _ORDER = (
     "shrink_memorydata",
     "eliminate_reshape_before_binaryop",
     "eliminate_reshape_before_innerproduct",
+    "fuse_reduction_reduction",
     "eliminate_reshape_after_reduction",
     "replace_reduction_with_global_pooling",
     "replace_convolution_with_innerproduct",

@@ -7,7 +7,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.ranges import EXP_LIMIT, Ranges
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
@@ -22,6 +22,8 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus alone overflows from 89 on."""
+    if im.range_of(x).high <= EXP_LIMIT:
+        return im.unary(x, "Softplus")
     low = im.apply(x, BinaryOp.MIN, 40.0)  # for x >= 40, softplus(x) is x in float32
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
