@@ -203,7 +203,18 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
 }
 
 
+def _is_between(layer: Layer) -> bool:
+    """Return True for 1 minus 1 or 0, or 0 minus 0: whether x is above a limit, minus whether it is above a higher one."""
+    tests = [blob.producer for blob in layer.inputs]
+    low, high = tests if layer.computes(BinaryOp.SUB, scalar=False) else (None, None)
+    if low is None or high is None or {low.type, high.type} != {"Threshold"}:
+        return False
+    return low.input is high.input and low["threshold"] <= high["threshold"]
+
+
 def _binary(layer: Layer, *inputs: Range) -> Range:
+    if _is_between(layer):
+        return _BIT
     b = _scalar(layer["b"]) if layer["with_scalar"] else inputs[1]
     result = _BINARY.get(layer["op_type"], _unknown)(inputs[0], b)
     is_square = layer.computes(BinaryOp.MUL) and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
@@ -357,6 +368,10 @@ def _dequantize(layer: Layer, x: Range) -> Range:
     return ORDINARY._replace(is_integer=bool(plain))
 
 
+def _cumulative_sum(layer: Layer, x: Range) -> Range:
+    return ORDINARY._replace(low=x.low if x.low >= 0 else ORDINARY.low, is_integer=x.is_integer)
+
+
 _NEVER_NEGATIVE = (Reduction.ASUM, Reduction.SUMSQ, Reduction.L1, Reduction.L2)
 _KEEPS_SIGN = (Reduction.SUM, Reduction.MEAN, Reduction.PROD)
 
@@ -421,6 +436,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Softmax": lambda layer, x: Range(0, 1, not x.is_finite, False),
     "Softplus": _of(lambda x: Range(0, _INF, x.may_be_nan, x.high > EXP_LIMIT)),
     "Reduction": _reduction,
+    "CumulativeSum": _cumulative_sum,
     "Dropout": lambda layer, x: _product(x, _scalar(layer["scale"])),
     "Padding": _padding,
     "Pooling": _pooling,

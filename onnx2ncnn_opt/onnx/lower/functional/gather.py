@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, axis_index, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.permute import inverted
+from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.cells import as_constant, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -137,7 +138,7 @@ def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
 def nonnegative_indices(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     """Return the indices as floats, with the axes' sizes added to negative ones."""
     indices = as_numbers(im, indices)
-    if not np.issubdtype(indices.dtype, np.signedinteger):
+    if not np.issubdtype(indices.dtype, np.signedinteger) or im.range_of(indices).low >= 0:
         return indices
     negative = im.unary(im.apply(indices, UnaryOp.NEG), "Threshold", threshold=0.5)
     return binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, numbers_of(im, *sizes)))
@@ -172,9 +173,24 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     for a in others:
         if isinstance(data, Tensor) and kept[a] != data.shape[a]:
             data = crop(im, data, a, 0, kept[a])
+    rows = _repeated_rows(indices, axis)
+    if rows is not None:
+        return gather(im, data, rows, axis=axis)
     dims: list[list[int]] = [[], others, [axis]]
     blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], product(tuple(kept.values())))
     return im.wrap(blob, indices.shape, dims, dtype=_type(data))
+
+
+def _repeated_rows(indices: Tensor, axis: int) -> Tensor | None:
+    """Return the indices along an axis if a Tile repeats them along all other axes: they pick whole rows."""
+    view, tile = indices.view, indices.blob.producer
+    if tile is None or tile.type != "Tile" or tile.input.shape is None or len(tile.input.shape) != len(view.dims):
+        return None
+    tiled = {atom for size, group in zip(tile.input.shape, view.dims, strict=True) if size == 1 for atom in group}
+    if tiled & {*view.axes[axis]} or any({*atoms} - tiled for a, atoms in enumerate(view.axes) if a != axis):
+        return None
+    dims = tuple(group if not tiled & {*group} else () for group in view.dims)
+    return Tensor(tile.input, View(view.batch, dims, (view.axes[axis],)), indices.dtype)
 
 
 def _constant_elements(im: ImportContext, data: Tensor, indices: Array, axis: int) -> Value:

@@ -76,10 +76,15 @@ def _complement(im: ImportContext, mask: Mask) -> Mask:
     """Return 1 - mask; if the mask is already 1 - x, return x."""
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
+    return _rest_of_one(mask) or one_minus(im, mask)
+
+
+def _rest_of_one(mask: Tensor) -> Tensor | None:
+    """Return x if the mask is 1 - x."""
     layer = mask.blob.producer
-    if layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1:
-        return Tensor(layer.input, mask.view, mask.dtype)
-    return one_minus(im, mask)
+    if layer is None or not layer.computes(BinaryOp.RSUB, scalar=True) or layer["b"] != 1:
+        return None
+    return Tensor(layer.input, mask.view, mask.dtype)
 
 
 def _of_constants(im: ImportContext, mask: Mask, a: Constant, b: Constant) -> Value:
@@ -157,7 +162,8 @@ def _fill(im: ImportContext, mask: Mask, x: Constant) -> Value:
         return binary(im, BinaryOp.MUL, _complement(im, mask), x)
     if x.scalar is None or math.isnan(x.scalar):
         return _copied(im, mask, number(0), x)
-    log = im.unary(mask, "Log")
+    other = _rest_of_one(mask)
+    log = im.unary(other, "Log", scale=-1.0, shift=1.0) if other is not None else im.unary(mask, "Log")
     log = log if x.scalar < 0 else im.apply(log, UnaryOp.NEG)
     return log if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, log, x)
 
