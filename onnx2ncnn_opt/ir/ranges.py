@@ -204,7 +204,7 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
 
 
 def _is_between(layer: Layer) -> bool:
-    """Return True for 1 minus 1 or 0, or 0 minus 0: whether x is above a limit, minus whether it is above a higher one."""
+    """Return True for a Threshold minus another one with a higher limit: 1 between the limits, 0 elsewhere."""
     tests = [blob.producer for blob in layer.inputs]
     low, high = tests if layer.computes(BinaryOp.SUB, scalar=False) else (None, None)
     if low is None or high is None or {low.type, high.type} != {"Threshold"}:

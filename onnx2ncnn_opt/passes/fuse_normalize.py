@@ -1,5 +1,6 @@
 """`fuse_normalize`, `fuse_normalize_mul`: quotients by an L2 norm, and factors after a Normalize."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,9 +10,10 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
+from onnx2ncnn_opt.passes._views import VIEWS, chain_above, in_layout, steps_of
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized, over_norm
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 # A squared norm below that of every row except zeros, and the lower limit of an RMSNorm's eps.
 _TINY, _LEAST = 1e-20, 1e-36
@@ -27,20 +29,34 @@ def _variants() -> Iterator[Op]:
     for length in (op("Reduction", "norm", operation=Reduction.L2)("x"), *map(sqrt, squares)):
         for least in _limited(length):
             yield from over("x", least)
+            yield from over("rows", op(VIEWS, "view")(least))
     for square in squares:
         for least in _limited(square):
             yield from over("x", op("UnaryOp", "square", op_type=UnaryOp.SQRT)(least))
 
 
 @rewrite(*_variants(), exact=False, purpose="embeddings and cosine similarity")
-def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Layer | None = None) -> Layer:
+def fuse_normalize(
+    x: Blob,
+    norm: Layer,
+    least: Layer,
+    root: Layer,
+    square: Layer | None = None,
+    rows: Blob | None = None,
+    view: Layer | None = None,
+) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
     For the norm of a vector, or over the channels of each pixel. The norm of rows becomes an RMSNorm if eps is so small
-    that it only affects rows of zeros. The maximum may also be taken of the squared norm.
+    that it only affects rows of zeros. The maximum may also be taken of the squared norm. The norms may be computed
+    before views that make rows of the elements, as in XCiT.
     """
     shape = known_shape(x)
-    axes = axes_of(norm, len(shape))
+    if rows is not None and view is not None:
+        _require_rows(x, norm, view, rows)
+        x, shape, axes = rows, rows.known_shape, (len(rows.known_shape) - 1,)
+    else:
+        axes = axes_of(norm, len(shape))
     eps = least["min"] if least.type == "Clip" else least["b"]
     require(eps > 0, f"'{least.name}' lets norms be 0")
     require(norm["coeff"] == 1, f"'{norm.name}' has a factor")
@@ -53,6 +69,21 @@ def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Laye
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
     require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
     return over_norm(x, root, eps, EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT)
+
+
+def _require_rows(x: Blob, norm: Layer, view: Layer, rows: Blob) -> None:
+    """Refuse unless `rows` is a view of x, and each of its rows has the elements of one norm, which divides it."""
+    above = chain_above(rows)
+    chain = next((above[i:] for i, layer in enumerate(above) if layer.input is x), ())
+    require(chain, f"'{rows.name}' is no view of '{x.name}'")
+    shape, kept = fixed_shape(x), list(fixed_shape(x))
+    for axis in range(len(shape)) if norm["reduce_all"] else norm["axes"]:
+        kept[axis] = 1
+    index = np.arange(math.prod(kept), dtype=np.int32)
+    of_elements = in_layout(np.broadcast_to(index.reshape(kept), shape), steps_of(chain))
+    divisors = in_layout(index.reshape(fixed_shape(view.input)), steps_of([view]))
+    fits = divisors.ndim == of_elements.ndim and of_elements.shape[-1] * index.size == of_elements.size
+    require(fits and (of_elements == divisors).all(), f"the rows of '{rows.name}' are not what '{norm.name}' is over")
 
 
 _NORMALIZE = op("Normalize", "norm")
