@@ -54,9 +54,8 @@ def fuse_normalize(
     shape = known_shape(x)
     if rows is not None and view is not None:
         _require_rows(x, norm, view, rows)
-        x, shape, axes = rows, rows.known_shape, (len(rows.known_shape) - 1,)
-    else:
-        axes = axes_of(norm, len(shape))
+        x, shape = rows, rows.known_shape
+    axes = axes_of(norm, len(shape)) if rows is None else (len(shape) - 1,)
     eps = least["min"] if least.type == "Clip" else least["b"]
     require(eps > 0, f"'{least.name}' lets norms be 0")
     require(norm["coeff"] == 1, f"'{norm.name}' has a factor")

@@ -69,7 +69,7 @@ def test_a_large_top_k_follows_the_net() -> None:
     assert conversion.cut == ("f",)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(1, False), (4, True)])
+@pytest.mark.parametrize(("count", "expected"), [(1, False), (8, True)])
 def test_nodes_that_pick_by_one_index(count: int, expected: bool) -> None:
     """Look at the neighbours of the best pixel, as heads of keypoints do: each node is a few layers."""
     body = FLAT + "i = ArgMax <axis = 1> (r)  n = Constant <value_int = 255> ()  "
