@@ -22,16 +22,20 @@ from testing.command import run, without_progress
 from testing.user_models import EXPORTS, STAND_INS
 
 ROOT = Path(__file__).resolve().parent.parent
-USER_PAGES = ("README.md",)
+USER_PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("yolo", "classifier", "language-model", "any-param", "honest-converter")),
+)
 _FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 class Step(NamedTuple):
-    """A command of a page, the lines below it, and the lines that it prints here."""
+    """A command of a page, the lines below it, the lines that it prints here, and its exit code."""
 
     command: str
     written: list[str]
     printed: list[str]
+    code: int
 
 
 def play(page: str, folder: Path, models: Path | None = None) -> Iterator[Step]:
@@ -44,35 +48,39 @@ def play(page: str, folder: Path, models: Path | None = None) -> Iterator[Step]:
         if language == "console":
             for text in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
                 command, *written = text.splitlines()
-                yield Step(command, written, _run(command, folder, models))
+                yield Step(command, written, *_run(command, folder, models))
 
 
-def _run(command: str, folder: Path, models: Path | None) -> list[str]:
-    """Run a command; return the lines that it prints, its errors last."""
+def _run(command: str, folder: Path, models: Path | None) -> tuple[list[str], int]:
+    """Run a command; return the lines that it prints, its errors last, and its exit code."""
     program, *words = shlex.split(command, comments=True)
     if command.startswith(EXPORTS):
-        return []
+        return [], 0
     for name in [word for word in words if word in STAND_INS]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if models and (models / name).exists():
-            shutil.copy(models / name, path)
+            for file in (models / name).parent.glob(f"{path.stem}.*"):  # with the weights of a .param
+                shutil.copy(file, path.parent)
         elif not path.exists():
             STAND_INS[name](path)
     if program == "onnx2ncnn-opt":
         ended = run(folder, *words)
-        return [*ended.out.splitlines(), *ended.err.splitlines()]
-    with tempfile.TemporaryDirectory() as links:  # what a user types is this Python
-        (Path(links) / "python").symlink_to(sys.executable)
-        environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([links, os.environ["PATH"]]),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-    return [*done.stdout.splitlines(), *without_progress(done.stderr).splitlines()]
+        return [*ended.out.splitlines(), *ended.err.splitlines()], ended.code
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # `python` is this one
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return [*done.stdout.splitlines(), *without_progress(done.stderr).splitlines()], done.returncode
+
+
+def command_may_fail(command: str) -> bool:
+    """Return True for a command whose exit code says that two nets differ."""
+    return command.startswith("onnx2ncnn-opt diff ")
 
 
 def chosen(written: Sequence[str], printed: Sequence[str]) -> list[str]:
@@ -89,11 +97,12 @@ def chosen(written: Sequence[str], printed: Sequence[str]) -> list[str]:
 
 def masked(line: str, *, sizes: bool) -> str:
     """Return a line without errors, times and the CPU; with `sizes` also without the numbers that another model has."""
-    line = re.sub(r"\((relative error )\S+; \S+ fp32", r"(\1#; # fp32", line)
+    line = re.sub(r"\(relative error .*; \S+ fp32", "(relative error #; # fp32", line)
     line = re.sub(r"off by up to \S+ of", "off by up to # of", line)
     line = re.sub(r"[\d.]+ (ms|s)\b", "# s", line)
-    line = re.sub(r"\(\d+ B\)", "(# B)", line)
-    return re.sub(r"\d[\d,]*(\.\d+)?( (B|kB|MB)\b)?", "#", line) if sizes else line
+    line = re.sub(r"\([\d.]+ (B|kB|MB)\)" if sizes else r"\(\d+ B\)", "(#)", line)
+    line = re.sub(r" \(\d+ rewrites.*?\);?", "", line) if sizes else line
+    return re.sub(r"-?\d[\d,]*(\.\d*)?(e[+-]?\d+)?( [kM]B)?", "#", line) if sizes else line
 
 
 def main(args: Sequence[str]) -> int:
@@ -106,6 +115,9 @@ def main(args: Sequence[str]) -> int:
         page = path.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
             for step in play(page, Path(folder), Path(args[0])):
+                if step.code and not command_may_fail(step.command):
+                    print(f"{name}: {step.command}: exit code {step.code}", *step.printed, sep="\n", file=sys.stderr)
+                    return 1
                 before = "\n".join([f"$ {step.command}", *step.written])
                 after = "\n".join([f"$ {step.command}", *chosen(step.written, step.printed)])
                 page = page.replace(f"{before}\n", f"{after}\n", 1)

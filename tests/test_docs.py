@@ -7,7 +7,7 @@ import pytest
 import tomllib
 
 from onnx2ncnn_opt.version import __version__
-from scripts import generate_docs, readme_command, user_pages
+from scripts import generate_docs, readme_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,16 +58,6 @@ def test_the_badges_are_true() -> None:
     assert f"badge/licence-{project['license'].replace('-', '--')}-" in text
     assert f"badge/Python-{versions[0]}_to_{versions[-1]}-" in text
     assert f"{SOURCE}actions/workflows/readme.yml/badge.svg" in text
-
-
-def test_the_readme_prints_what_the_command_prints(tmp_path: Path) -> None:
-    """The first page is short, and its numbers of layers and bytes are those of the model."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 130
-    [step] = user_pages.play(text, tmp_path)
-    written, printed = ([user_pages.masked(line, sizes=False) for line in lines] for lines in step[1:])
-    assert len(printed) == 6
-    assert written == printed
 
 
 def test_the_package_names_where_it_comes_from() -> None:
