@@ -7,7 +7,7 @@ import pytest
 import tomllib
 
 from onnx2ncnn_opt.version import __version__
-from scripts import generate_docs, readme_command
+from scripts import generate_docs, readme_command, site
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,6 +49,20 @@ def test_links_of_the_readme_work_on_an_index_page(tmp_path: Path) -> None:
     found = [link.partition("#")[0] for link in links(page) if link.startswith((f"{SOURCE}blob/main/", raw))]
     assert len(found) > 20
     assert [link for link in found if not (ROOT / re.sub(f"^({SOURCE}blob/main/|{raw})", "", link)).exists()] == []
+
+
+def test_every_page_is_on_the_site() -> None:
+    """Once, under one of five headings; files outside docs/ are links to the repository there."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    sections = {name: entries for section in project["nav"] for name, entries in section.items()}
+    assert list(sections) == ["Start", "Use", "Check", "Extend", "Inside"]
+    files = [file for entries in sections.values() for entry in entries for file in entry.values()]
+    assert sorted(file for file in files if ":" not in file) == sorted(
+        path.name for path in (ROOT / "docs").glob("*.md")
+    )
+    text = site.outside(Path("docs/ci.md"), "[a](json.md#x) [b](../fixtures/a.md#b) [c](https://x.org) [d](#here)")
+    assert text == f"[a](json.md#x) [b]({site.SOURCE}fixtures/a.md#b) [c](https://x.org) [d](#here)"
+    assert site.main([]) == 2
 
 
 def test_the_badges_are_true() -> None:
