@@ -100,7 +100,8 @@ def test_tables_of_measurements_say_where_they_come_from(table: Path) -> None:
 def test_scripts_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {name.replace(".", "/") for name in re.findall(r"\bscripts((?:[./]\w+)+)", text)}
-    assert not [name for name in named if not (ROOT / f"scripts{name.removesuffix('/py')}.py").exists()]
+    paths = [ROOT / f"scripts{name.removesuffix('/py')}" for name in named]
+    assert not [path for path in paths if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists())]
 
 
 def test_the_readme_has_two_commands_that_set_themselves_up() -> None:
