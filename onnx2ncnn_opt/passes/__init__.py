@@ -90,7 +90,6 @@ _ORDER = (
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
     "replace_rotaryembed2d",
-    "halve_rotary_tables",
     "limit_mask_fill",
     "move_factor_before_rotaryembed",
     "fuse_kv_cache",

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.shapes.registry import evaluated
 
+_PARAMS = {"starts", "ends", "axes", "featmask", "shape_hints"}
 _TO_THE_END = (-233, 0x7FFFFFFF)
 
 Ranges: TypeAlias = Mapping[int, tuple[int, int]]
@@ -30,20 +33,27 @@ def ends_cut(crop: Layer) -> Ranges | None:
 
     The axes may be dynamic.
     """
-    if not _is_plain(crop):
-        return None
-    before, after = crop.input.shape, crop.output.shape
-    if before is None or after is None or not len(crop["starts"]) == len(crop["axes"]) > 0:
-        return None
     removed: dict[int, tuple[int, int]] = {}
-    for start, axis in zip(crop["starts"], crop["axes"], strict=True):
-        axis %= len(before)
-        first = start if start >= 0 else before[axis] + start
-        last = before[axis] - first - after[axis]
-        if not isinstance(first, int) or not isinstance(last, int) or min(first, last) < 0 or axis in removed:
+    for axis, first in (starts_of(crop) or {}).items():
+        last = crop.input.known_shape[axis] - first - crop.output.known_shape[axis]
+        if not isinstance(first, int) or not isinstance(last, int) or min(first, last) < 0:
             return None
         removed[axis] = first, last
-    return removed
+    return removed or None
+
+
+def starts_of(crop: Layer) -> Mapping[int, Dim] | None:
+    """Return the index of the first element that the Crop keeps of each axis it names; None if one is unknown."""
+    if len(crop.inputs) != 1 or set(crop.params) - {*_PARAMS, "starts_expr", "ends_expr", "axes_expr"}:
+        return None
+    before, after = crop.input.shape, crop.output.shape
+    names = "starts", "axes"
+    starts, axes = (evaluated(crop, f"{name}_expr") if crop[f"{name}_expr"] else crop[name] for name in names)
+    if before is None or after is None or starts is None or axes is None or len(starts) != len(axes):
+        return None
+    pairs = [(axis % len(before), start) for start, axis in zip(starts, axes, strict=True)]
+    firsts = {axis: before[axis] + start if isinstance(start, int) and start < 0 else start for axis, start in pairs}
+    return firsts if len(firsts) == len(pairs) else None
 
 
 def part(crop: Layer) -> tuple[int, int, int] | None:
@@ -65,7 +75,7 @@ def last_row(crop: Layer) -> tuple[int, int, int] | None:
 
 def _is_plain(crop: Layer) -> bool:
     """Return True if the Crop has no expressions and no other operand."""
-    return len(crop.inputs) == 1 and not set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"}
+    return len(crop.inputs) == 1 and not set(crop.params) - _PARAMS
 
 
 def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:

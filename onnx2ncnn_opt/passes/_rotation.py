@@ -1,7 +1,6 @@
 """Rotations of pairs of elements, found in a trace of them."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._trace import Numbers, Sizes, Term, trace
+from onnx2ncnn_opt.passes._trace import NO_ELEMENT, Numbers, Sizes, Term, trace
 from onnx2ncnn_opt.passes._views import Steps, inverse, shortest, steps_to
 from onnx2ncnn_opt.rewrite.rule import Refused, needed, require
 
@@ -36,13 +35,22 @@ def find_rotation(source: Blob, layers: Sequence[Layer], sizes: Sizes, numbers: 
     result = sizes.shape(layers[-1].output)
     for lead, half, interleaved in _layouts(result) if len(terms) == 2 else ():
         shape, pair = ((*lead, half, 2), -1) if interleaved else ((*lead, 2, half), -2)
-        sides = [[Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
-        for a, b in product(*((side, side[::-1]) for side in sides)):
-            if _is_rotated(a, b):
-                elements = np.stack((a[0].elements, b[0].elements), pair)
-                cos, sin = a[0].factors, -a[1].factors
-                return _arranged(elements, cos, sin, interleaved, (sizes.shape(source), result), sizes)
+        a, b = ([Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1))
+        rotated = _rotated(_completed(a, b), _completed(b, a))
+        if rotated is not None:
+            first, second, cos, sin = rotated
+            elements = np.stack((first, second), pair)
+            return _arranged(elements, cos, sin, interleaved, (sizes.shape(source), result), sizes)
     return None
+
+
+def _completed(terms: Sequence[Term], others: Sequence[Term]) -> list[Term]:
+    """Return the terms in the order of their elements; an element alone gets its partner times 0."""
+    (first, factors), (second, others_factors) = terms
+    second = np.where(second == NO_ELEMENT, others[0].elements, second)
+    is_first = first < second
+    low = Term(np.where(is_first, first, second), np.where(is_first, factors, others_factors))
+    return [low, Term(np.where(is_first, second, first), np.where(is_first, others_factors, factors))]
 
 
 def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, bool]]:
@@ -57,12 +65,15 @@ def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, boo
         yield (*lead,), width // 2, True
 
 
-def _is_rotated(a: Sequence[Term], b: Sequence[Term]) -> bool:
-    """Return True if a is x * cos - y * sin, and b is y * cos + x * sin."""
-    (x, cos), (y, minus_sin) = a
-    (y2, cos2), (x2, sin) = b
-    pairs = ((x, x2), (y, y2), (cos, cos2), (minus_sin, -sin))
-    return all(np.array_equal(left, right) for left, right in pairs)
+def _rotated(a: Sequence[Term], b: Sequence[Term]) -> tuple[Array, Array, Array, Array] | None:
+    """Return x, y, cos and sin if a is x * cos - y * sin, and b is y * cos + x * sin; None for other terms."""
+    if not all(np.array_equal(left.elements, right.elements) for left, right in zip(a, b, strict=True)):
+        return None
+    for x, y in ((0, 1), (1, 0)):
+        cos, sin = a[x].factors, b[x].factors
+        if np.array_equal(cos, b[y].factors) and np.array_equal(sin, -a[y].factors):
+            return a[x].elements, a[y].elements, cos, sin
+    return None
 
 
 def _arranged(

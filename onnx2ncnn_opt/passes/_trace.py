@@ -5,6 +5,7 @@ of the same moves gives the same trace. Numbers stand for dynamic sizes (`Sizes`
 """
 
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -15,7 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._crops import ends_cut
+from onnx2ncnn_opt.passes._crops import starts_of
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import Steps, step_of
 from onnx2ncnn_opt.rewrite.pattern import op
@@ -34,7 +35,12 @@ _STRIDED = op(
     kernel_h=1,
     pad_mode=PadMode.VALID,
 )
-_PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "ends", "axes"}}
+_PARTS = {
+    "Concat": {"axis"},
+    "Slice": {"slices", "axis"},
+    "Crop": {"starts", "ends", "axes", "starts_expr", "ends_expr", "axes_expr"},
+}
+NO_ELEMENT = -1
 _PRIMES = (11, 13, 17, 19, 23, 29, 31)
 
 Numbers: TypeAlias = Callable[[Blob], Array]
@@ -129,12 +135,14 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[Term]], tables: list
     if NEGATION.fits(layer) or SCALING.fits(layer):
         return _times(first, factor_of(layer))
     if layer.type == "Concat":
-        require(all(len(terms) == len(first) for terms in others), f"'{layer.name}' joins sums and single elements")
-        return [
-            Term(*(np.concatenate(arrays, layer["axis"]) for arrays in zip(*t, strict=True)))
-            for t in zip(*operands, strict=True)
-        ]
+        parts = zip_longest(*operands)  # a part may have less terms
+        padded = ([t or _no_terms(terms[0]) for t, terms in zip(part, operands, strict=True)] for part in parts)
+        return [Term(*(np.concatenate(arrays, layer["axis"]) for arrays in zip(*t, strict=True))) for t in padded]
     return [Term(*(moved(layer, blob, values, sizes) for values in term)) for term in first]
+
+
+def _no_terms(like: Term) -> Term:
+    return Term(np.full_like(like.elements, NO_ELEMENT), np.zeros_like(like.factors))
 
 
 def factor_of(layer: Layer) -> float:
@@ -158,9 +166,17 @@ def _broadcastable(table: Array, sizes: tuple[int, ...]) -> Array:
 
 def moved(layer: Layer, blob: Blob, values: Array, sizes: Sizes) -> Array:
     """Return the values of the output `blob` of a layer that moves elements, from those of its input."""
-    step, shape = step_of(layer), sizes.shape(blob)
+    shape = sizes.shape(blob)
+    values = _moved(layer, blob, values, shape, sizes)
+    require(values.shape == shape, f"the numbers for dynamic sizes do not fit '{layer.name}'")
+    return values
+
+
+def _moved(layer: Layer, blob: Blob, values: Array, shape: tuple[int, ...], sizes: Sizes) -> Array:
+    step = step_of(layer)
     if step is not None:
-        return values.transpose(step.perm) if isinstance(step, Reorder) else values.reshape(shape)
+        fits = isinstance(step, Regroup) and values.size == prod(shape)
+        return values.reshape(shape) if fits else values.transpose(step.perm) if isinstance(step, Reorder) else values
     if layer.type == "Tile":
         values = values.reshape((1,) * (len(shape) - values.ndim) + values.shape)
         return np.tile(values, [size // old for size, old in zip(shape, values.shape, strict=True)])
@@ -168,11 +184,10 @@ def moved(layer: Layer, blob: Blob, values: Array, sizes: Sizes) -> Array:
         require(values.ndim == 3, f"'{layer.name}' takes no image")
         return values[:, :: layer["stride_h"], :: layer["stride_w"]]
     if layer.type == "Crop":
-        cut = needed(ends_cut(layer), f"the range of '{layer.name}' is unknown")
-        starts = {axis: first for axis, (first, _) in cut.items()}
+        firsts = needed(starts_of(layer), f"the range of '{layer.name}' is unknown")
+        starts = {axis: sizes.number(first) if first else 0 for axis, first in firsts.items()}
     else:
         axis = layer["axis"] % values.ndim
         before = layer.outputs[: layer.outputs.index(blob)]
         starts = {axis: sum(sizes.shape(other)[axis] for other in before)}
-    kept = (slice(starts.get(axis, 0), starts.get(axis, 0) + size) for axis, size in enumerate(shape))
-    return values[tuple(kept)]
+    return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(shape))]

@@ -13,7 +13,6 @@ from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._rotation import find_rotation
 from onnx2ncnn_opt.passes._trace import PRODUCT, SCALING, SUM, Sizes, can_trace, moved
 from onnx2ncnn_opt.passes._views import Steps, chain_above, end_of, step_of, view_layers
-from onnx2ncnn_opt.passes.halve_rotary_tables import TWICE
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass
 
@@ -21,6 +20,7 @@ from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, gra
 _MOST_LAYERS = 32
 _ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
 _MOST_STEPS = 8  # layers from a factor up to its cosine
+_MOVES = frozenset({"Concat", "Crop", "Interp", "Padding", "Slice", "Tile"})  # of a table, after its cosine
 
 
 @graph_pass(exact=False, purpose="language models")
@@ -28,10 +28,11 @@ def fuse_rotaryembed(graph: Graph) -> Edits:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
     In every spelling, with pairs of row halves or of neighbours: the pass only compares each result element's source
-    elements and factors. The factors are constants, or cosines and sines that the net computes.
+    elements and factors. The factors are constants, or cosines and sines that the net computes. Rows and columns that
+    are not rotated, before or after the others, get a cosine of 1 and a sine of 0.
     """
     order = {layer: i for i, layer in enumerate(graph)}
-    for root in graph.layers:
+    for root in reversed(graph.layers):  # so a Concat with rows or columns that are not rotated comes first
         if root.graph is graph and (root.type == "Concat" or SUM.fits(root)):
             for edit in attempt(root, _fuse, root, order):
                 if isinstance(edit, Replacement):
@@ -117,19 +118,24 @@ def _is_linear(layer: Layer, table: Blob | None) -> bool:
 
 
 class _Angles(NamedTuple):
-    """A computed table of cosines or sines, the axis along which its halves are equal, and the views to a product.
+    """A table of cosines or sines that the net computes, and the views from it to a product.
 
-    `chain` has the layers from the Tile that repeats each angle to the table; only interleaved tables have a Tile.
+    `chain` has the layers from a Tile or Concat that repeats each angle along an axis to the table.
     """
 
     base: Blob
-    axis: int | None
     views: tuple[Layer, ...]
+    axis: int = 0
     chain: tuple[Layer, ...] = ()
 
+    @property
+    def source(self) -> Blob:
+        """The angles before they are repeated; the table itself without a chain."""
+        return self.chain[0].inputs[0] if self.chain else self.base
+
     def once(self) -> list[Layer]:
-        """Return copies of the functions after the Tile that read the Tile's input, so each angle is there once."""
-        source, made = self.chain[0].input, list[Layer]()
+        """Return copies of the chain's functions that read the source."""
+        source, made = self.source, list[Layer]()
         for layer in (layer for layer in self.chain[1:] if step_of(layer) is None):
             once = Blob(f"{layer.output.name}_once", batch=layer.output.batch)
             made.append(layer.having(inputs=[source], outputs=[once]))
@@ -139,34 +145,31 @@ class _Angles(NamedTuple):
 
 
 def _angles(blob: Blob) -> _Angles | None:
-    """Return the table of a factor; None if neither a cosine or sine nor a Tile of two computes it."""
+    """Return the table of a factor; None if neither a cosine or sine nor a repeat of angles computes it."""
     views = chain_above(blob)
     base = views[0].input if views else blob
-    layer, axis, is_angle, chain = base.producer, None, False, list[Layer]()
-    is_viewed = False  # before a view, only a Tile is accepted
+    layer, chain, is_angle, is_plain = base.producer, list[Layer](), False, True
     while layer is not None and layer.inputs and len(chain) < _MOST_STEPS:
         chain.insert(0, layer)
-        if axis is None and (pair := _pair(layer)) is not None:
-            return _Angles(base, pair, views, tuple(chain))
-        is_view = step_of(layer) is not None
-        is_viewed = is_viewed or is_view
-        if TWICE.fits(layer) and axis is None and not is_viewed:
-            axis = layer["axis"] % len(layer.output.known_shape)
-        elif _ANGLE.fits(layer):
-            is_angle = is_angle or not is_viewed
-        elif not (is_view or layer.type == "UnaryOp" or SCALING.fits(layer)):
+        axis = _repeated(layer) if is_plain else None
+        if axis is not None:
+            return _Angles(base, views, axis, tuple(chain))
+        is_angle = is_angle or _ANGLE.fits(layer)
+        is_plain = is_plain and (step_of(layer) is not None or layer.type == "UnaryOp" or SCALING.fits(layer))
+        if not is_plain and layer.type not in _MOVES:
             break
         layer = layer.inputs[0].producer
-    return _Angles(base, axis, views) if is_angle and base.shape is not None else None
+    return _Angles(base, views) if is_angle and base.shape is not None else None
 
 
-def _pair(layer: Layer) -> int | None:
-    """Return the axis along which a Tile repeats a single number; None for other layers."""
-    if layer.type != "Tile" or len(layer.input.shape or ()) != len(layer.output.shape or ()):
+def _repeated(layer: Layer) -> int | None:
+    """Return the axis along which a Tile or Concat repeats its input once; None for other layers."""
+    before, after = layer.inputs[0].shape or (), layer.outputs[0].shape or ()
+    is_twice = layer.type == "Concat" and layer.inputs == (layer.inputs[0],) * 2
+    if not (layer.type == "Tile" or is_twice) or len(before) != len(after):
         return None
-    sizes = zip(layer.input.known_shape, layer.output.known_shape, strict=True)
-    other = [(axis, pair) for axis, pair in enumerate(sizes) if pair[0] != pair[1]]
-    return other[0][0] if len(other) == 1 and other[0][1] == (1, 2) else None
+    axes = [axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    return axes[0] if len(axes) == 1 and after[axes[0]] == 2 * before[axes[0]] else None
 
 
 class _Tables:
@@ -180,18 +183,16 @@ class _Tables:
         angles = [_angles(blob) for blob in region.tables.values() if not is_constant(blob)]
         self._tables = {table.base: table for table in angles if table is not None}
         blobs = [region.source, *(blob for layer in region.layers for blob in layer.outputs), *self._tables]
+        blobs += [table.source for table in self._tables.values()]
         self.sizes = Sizes(blobs)
         random = np.random.default_rng(0)
         self._numbers = {base: self._draw(table, random) for base, table in self._tables.items()}
 
     def _draw(self, table: _Angles, random: np.random.Generator) -> tuple[Array, Array]:
-        """Return random numbers for a table, and those from which a Tile or Concat repeats each."""
-        start = table.chain[0].output if table.chain else table.base
-        array = random.standard_normal(self.sizes.shape(start)).astype(np.float32)
-        if table.axis is None:
-            return array, array
-        half = array.take(range(array.shape[table.axis] // 2), table.axis)
-        return self._viewed(np.concatenate([half, half], table.axis), table.chain), half
+        """Return random numbers for a table, and those that are each there once."""
+        once = random.standard_normal(self.sizes.shape(table.source)).astype(np.float32)
+        repeated = np.concatenate([once, once], table.axis) if table.chain else once
+        return self._viewed(repeated, table.chain[1:]), once
 
     def numbers(self, table: Blob) -> Array:
         """Return the numbers of a product's table."""
@@ -210,18 +211,21 @@ class _Tables:
     def layers(self, name: str, rows: Array) -> tuple[list[Layer], Blob]:
         """Return the layers that compute the table whose rows start with these numbers, and its blob."""
         if not self._tables:
-            blob = Blob(f"{self._root.output.name}_{name}", rows.shape)
-            params = by_axis(rows.shape)
-            return [
-                Layer("MemoryData", f"{self._root.name}_{name}", (), [blob], params, {"data": rows.reshape(-1)})
-            ], blob
+            blob, data = Blob(f"{self._root.output.name}_{name}", rows.shape), {"data": rows.reshape(-1)}
+            return [Layer("MemoryData", f"{self._root.name}_{name}", (), [blob], by_axis(rows.shape), data)], blob
+        neutral = float(name == "cos")  # of rows and columns that are not rotated
+        margins = _margins(rows != neutral)
+        inner = rows[margins["top"] : len(rows) - margins["bottom"], : rows.shape[1] - margins["right"]]
         for base, table in self._tables.items():
-            numbers, half = self._numbers[base]
-            once = table.once() if table.chain else []
-            source = end_of(table.chain[0].input, once) if table.chain else base
-            steps = self._steps_to(rows, half if table.chain else numbers, source)
+            once = table.once()
+            source = end_of(table.source, once)
+            steps = self._steps_to(inner, self._numbers[base][1], source)
             if steps is not None:
                 layers = view_layers(source, steps, like=[self._root])
+                if inner.shape != rows.shape:
+                    ends = [end_of(source, layers)], [Blob("", None, source.batch)]
+                    layers.append(Layer("Padding", "", *ends, {**margins, "value": neutral}).without_defaults())
+                    assign_shapes(layers[-1])
                 for i, layer in enumerate(layers):
                     layer.name = f"{self._root.name}_{name}{i}"
                     layer.output.name = f"{self._root.output.name}_{name}{i}"
@@ -241,3 +245,15 @@ class _Tables:
                 steps: Steps = () if shape == source.shape else (Regroup(shape),)
                 return steps if shape == (length, width) else (*steps, Reorder((1, 0)))
         return None
+
+
+def _margins(inner: Array) -> dict[str, int]:
+    """Return the numbers of rows and columns around the elements that are True, as parameters of a Padding."""
+    rows, columns = (np.flatnonzero(inner.any(axis)) for axis in (1, 0))
+    if not rows.size:
+        return dict.fromkeys(("top", "bottom", "right"), 0)
+    return {
+        "top": int(rows[0]),
+        "bottom": len(inner) - 1 - int(rows[-1]),
+        "right": inner.shape[1] - 1 - int(columns[-1]),
+    }
