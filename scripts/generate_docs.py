@@ -24,7 +24,7 @@ from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table
 from scripts.measure.speed import summary
-from scripts.pictures import pipeline
+from scripts.pictures import ladder, pipeline
 from scripts.site import SOURCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,6 +134,8 @@ that the rule allows, and the inputs with the largest error:
 page shows them. `max error` is absolute; `relative error`, `allowed` and the numbers below are in units of the output's
 largest number. Where the model has NaN, any number of the net is right; a NaN elsewhere is wrong. Infinity has to be
 where the model has it. Numbers from 2.4e38 on count as infinite.
+
+<img src="pictures/ladder.svg" width="480" alt="The rules in their order, and how many outputs each decided">
 
 The rules apply in this order, and the first one that accepts an output decides. If no rule accepts, the line has the
 last rule that refused the output. If `kernels` or `decided` accepts, the net also runs with ncnn's plain kernels
@@ -357,6 +359,7 @@ PAGES = {
     "docs/other-tools.md": other_tools,
     "docs/README.md": contents,
     "docs/options.md": options_page,
+    "docs/pictures/ladder.svg": lambda: ladder.draw()["ladder.svg"],
     "docs/pictures/pipeline.svg": lambda: pipeline.draw()["pipeline.svg"],
     "README.md": readme,
 }

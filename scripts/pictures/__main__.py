@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
-NAMES = ("pipeline", "report")
+NAMES = ("pipeline", "ladder", "fp16", "passes", "diff", "report")
 
 
 def main(names: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from onnx2ncnn_opt import make_report
 from testing.browser import browser, find_browser
 from testing.exports import ROOT, refilled
 
-_SIZE = (900, 980)
+_SIZE = (820, 980)
 
 
 def draw() -> dict[str, bytes]:
