@@ -267,6 +267,14 @@ class Int8:
 
 
 @dataclass(frozen=True)
+class Sort:
+    """A TopK of the model, by its output of indices, and the blob of its rows, (1, number, index, ...), in the net."""
+
+    indices: str
+    blob: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything in the file; `inputs` and `outputs` are the net's.
 
@@ -274,8 +282,9 @@ class Manifest:
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
     net is right; verification runs with `cases`, expressions of dynamic dimensions, above 0, and not. `macs` are the
     multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown. `masks` are the layers that
-    need more than fp16, `int8` has the measurements of `quantize`. `sha256` has the hashes of the .param and the .bin;
-    a manifest in memory has none.
+    need more than fp16, `int8` has the measurements of `quantize`. `sorts` put rows in order, perhaps in
+    another one where numbers are equal within rounding. `sha256` has the hashes of the .param and the .bin; a manifest
+    in memory has none.
     """
 
     inputs: tuple[Entry, ...]
@@ -293,6 +302,7 @@ class Manifest:
     masks: tuple[Masked, ...] = ()
     tail: TailFile | None = None
     int8: Int8 | None = None
+    sorts: tuple[Sort, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -349,7 +359,7 @@ class Manifest:
 
 
 # The fields that the file has only if they are set.
-_OPTIONAL = ("append", "image", "cache", "table", "length", "tail", "int8", "sha256")
+_OPTIONAL = ("append", "image", "cache", "table", "length", "tail", "int8", "sorts", "sha256")
 
 
 def _json_name(name: str) -> str:

@@ -118,6 +118,7 @@ def verdict_page() -> str:
     kinds = [(f"**{row['kind']}**", KINDS[row["kind"]], *list(row.values())[1:]) for row in found]
     return (
         _page("Why an output agrees", _VERDICT, ("rule", "when", "allows", "why"), rules)
+        + _ORDER
         + _INPUTS
         + _table(("kind", "inputs", *list(found[0])[1:]), kinds)
         + _HOW_OFTEN
@@ -146,6 +147,16 @@ The errors are the largest of all runs. Rule, `allowed` and inputs are of one ru
 that with the last rule, and of these that with the largest relative error. Runs that are `unproven` count only if all
 are. So `rounding` is as good as it gets in fp32, and `decided` says that some elements were not compared. An output
 without numbers to compare has no rule: ncnn crashed or refused the net, or the output is missing or has another shape.
+"""
+_ORDER = """
+## The order of rows
+
+A net that sorts scores (TopK as DetectionOutput) may exchange rows whose scores are equal within rounding: so may two
+right implementations of the model. So the model runs again with the net's indices in place of those that its TopK
+finds, and the outputs of this run are the reference. The order itself has to be right, too: the scores at the net's
+indices have to agree with the scores that TopK finds, by the rules above, and no index may be there twice. A wrong box
+for a score, a missing row, and an order that rounding does not explain are refused. A note says how many rows have
+other places.
 """
 _INPUTS = """
 ## The inputs

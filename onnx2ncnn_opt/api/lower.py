@@ -20,6 +20,7 @@ from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.detections import sorted_rows
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -33,6 +34,7 @@ from onnx2ncnn_opt.manifest import (
     LayerCount,
     Manifest,
     Masked,
+    Sort,
     Source,
     TailFile,
     file_hash,
@@ -40,7 +42,7 @@ from onnx2ncnn_opt.manifest import (
     tail_path,
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.cut.extract import Tail
+from onnx2ncnn_opt.onnx.cut.extract import Tail, label
 from onnx2ncnn_opt.onnx.edit.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.edit.quantized import AT_RUN_TIME, INT8, without_rounding
 from onnx2ncnn_opt.onnx.importer import Imported, import_model
@@ -172,7 +174,15 @@ class Conversion(NetResult[Files]):
             least_ncnn=str(least_release(self.graph)),
             macs="" if None in costs else str(sum_of(cost for cost in costs if cost is not None)),
             tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
+            sorts=tuple(self._sorts(listing)),
         )
+
+    def _sorts(self, listing: Listing) -> Iterator[Sort]:
+        indices = {label(node): node.outputs[1].name or "" for node in self.model.graph if node.op_type == "TopK"}
+        for layer in self.graph:
+            if sorted_rows(layer) is not None:
+                names = (indices[origin] for origin in layer.origin if origin in indices)
+                yield from (Sort(name, listing.tops[layer.output]) for name in names)
 
     def files(self, prefix: PathLike | None) -> Files:
         """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""

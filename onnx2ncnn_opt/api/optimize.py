@@ -28,7 +28,7 @@ from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import UsageError, check_option, check_options
 from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
-from onnx2ncnn_opt.ir.detections import DETECTORS
+from onnx2ncnn_opt.ir.detections import DETECTORS, decisive
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.features import Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -201,7 +201,7 @@ def _with_shapes(
     """Give a net its shapes, and cut it; return it before any pass."""
     graph, is_cut = net.graph, bool(start or end)
     producers = {blob: name for name, blob in reversed(list(net.names.items()))}
-    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
+    boxes = {layer: tuple(producers[blob] for blob in decisive(layer)) for layer in graph if layer.type in DETECTORS}
     pnnx_shapes = {} if is_cut else shapes_of_pnnx(files.param, graph, shapes)
     all_shapes = {**pnnx_shapes, **shapes}
     sizes = bound_shapes(graph, all_shapes, partial=bool(start))

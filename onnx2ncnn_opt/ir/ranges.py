@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Interp, Padding, Reduction, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.detections import sorted_indices
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
@@ -116,6 +117,8 @@ def _rule_of(layer: Layer) -> Callable[..., Range] | None:
     """Return the function from a layer's input ranges to its output range; None for layers without a rule."""
     if layer.type in _RULES:
         return _RULES[layer.type]
+    if (indices := sorted_indices(layer)) is not None:
+        return lambda layer, *inputs: of_numbers(indices)
     if layer.has(Trait.MOVES):
         return lambda layer, *inputs: union(*inputs[: 1 if layer.type in _SIZED else None])
     if layer.spec is not None and layer.spec.bounds is not None:

@@ -387,14 +387,19 @@ class Walk(ImportContext):
         return super()._append(layer, results)
 
     def _refuse_indices(self) -> None:
-        """Refuse nodes that compute indices if the nodes that read these are many layers, and a tail can have all."""
+        """Refuse nodes that compute indices if a tail can have them, and is needed anyway or saves many layers."""
         for node in self.model.graph:
-            if node.op_type in INDICES and self._made[node] and node in self._readers.movable:
+            if node.op_type in INDICES and self._made[node] and node in self._readers.movable - self.refusals.nodes:
                 picks = [user for user in self._readers.after([node]) if user.op_type in PICKS]
                 count = sum(len(self._made[pick]) for pick in picks)
-                if count > 2 * MANY_LAYERS and node not in self.refusals.nodes:
+                reason = f"with the nodes that pick by its indices it would be {count} layers"
+                if any(layer.type == "DetectionOutput" for layer in self._made[node]):  # then no net needs a tail
+                    reason = "in a tail, equal numbers keep their order" if self.refusals.nodes else ""
+                elif count <= 2 * MANY_LAYERS:
+                    continue
+                if reason:
                     self.is_limited = True
-                    self._refuse(node, f"with the nodes that pick by its indices it would be {count} layers")
+                    self._refuse(node, reason)
                     self.refusals.nodes.add(node)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.codes import Activation
-from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes, sorted_rows
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -87,6 +87,8 @@ class Estimator:
     timeout: float = 300.0
     worker: NcnnWorker | None = None  # a process to use again, instead of one of its own
     bin: Path | None = None  # the graph's weights, if they are written already; at the end it is as it was
+    # The rows of sorts in 32 bits, with which all runs go on: 16 bits may exchange rows.
+    _rows: Mapping[str, Feed] | None = field(default=None, init=False)
 
     def __enter__(self) -> Estimator:
         if len(self.graph) > _MOST_LAYERS:
@@ -103,11 +105,15 @@ class Estimator:
         bottoms = {line.layer: line.bottoms for line in listing.lines if line.layer is not None}
         # If a layer is computed one way, these blobs of the other way would stay in memory: as half, and as it is.
         self._unread = {layer: (bottoms[layer], bottoms[half]) for layer, half in halves.items()}
-        self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
+        self._sorts = [layer for layer in self.graph if sorted_rows(layer) is not None]
+        self._indexes = index_blobs(self.graph)
+        self._opaque = caches(self.graph) | after_boxes(self.graph, but=self._sorts)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         names = {**listing.inner_names, **listing.names}
         self.choices = {blob for blob in before_indexes(self.graph) if not blob.is_input and blob not in self._opaque}
-        self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *self.choices, *public)}
+        self.compared = {
+            blob: names[blob] for blob in (*before_boxes(self.graph, but=self._sorts), *self.choices, *public)
+        }
         makers = {blob: layer for blob in public if (layer := unmoved(blob).producer) is not None}
         self.ends = {b: layer for b, layer in makers.items() if layer.type in _ENDS and layer.input in self.names}
         self.probabilities = [blob for blob, layer in makers.items() if _makes_probabilities(layer)]
@@ -124,7 +130,7 @@ class Estimator:
     def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
         """Return the same net on other inputs, while this one is open."""
         other = copy(self)
-        other.feeds = feeds
+        other.feeds, other._rows = feeds, None
         return other
 
     def _written(self, halves: Mapping[Layer, Layer]) -> tuple[Listing, NcnnRunner]:
@@ -153,8 +159,13 @@ class Estimator:
 
     def fetch(self, blob: Blob) -> Fetch:
         """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
+        return Fetch(self.compared[blob], self._batch)
+
+    @property
+    def _batch(self) -> int | None:
+        """The axis of a batch in results."""
         batches = [array.shape[axis] for array, axis in self.feeds.values() if axis is not None]
-        return Fetch(self.compared[blob], 0 if max(batches, default=1) > 1 else None)
+        return 0 if max(batches, default=1) > 1 else None
 
     def sizes(self) -> dict[str, Dim]:
         """Return the dynamic sizes that the inputs have."""
@@ -211,7 +222,12 @@ class Estimator:
         return walk
 
     def _fed(self) -> dict[str, Feed]:
-        return {self.names[blob]: feed for blob, feed in self.feeds.items()}
+        fed = {self.names[blob]: feed for blob, feed in self.feeds.items()}
+        if self._rows is None:
+            blobs = [self.names[layer.output] for layer in self._sorts]
+            found = self._runner.run(fed, [Fetch(name, self._batch) for name in blobs]) if blobs else {}
+            self._rows = {name: Feed(array, self._batch) for name, array in found.items()}
+        return {**fed, **self._rows}
 
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
         """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""

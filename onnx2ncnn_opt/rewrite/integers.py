@@ -7,6 +7,7 @@ integers. fp16 holds integers exactly up to 2048, and positions in an image up t
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import Sample
+from onnx2ncnn_opt.ir.detections import sorted_rows
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
@@ -64,6 +65,8 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
             limit = f"{layer['threshold']:.9g}"
             cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
             _collect(layer.input, cones[layer], ranges, cones)
+        elif sorted_rows(layer) is not None:
+            cones |= dict.fromkeys(_around(layer, ranges), "it sorts numbers and their indices, or computes with these")
     yield from cones.items()
 
 
@@ -86,6 +89,23 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
         if not all(_is_held(ranges, output) for output in layer.outputs):
             reasons[layer] = reason
             pending += layer.inputs
+
+
+def _around(sort: Layer, ranges: Ranges) -> Iterator[Layer]:
+    """Yield a sort, the layers that limit, pad and move its numbers, and those that compute with large indices."""
+
+    def before(layer: Layer) -> Iterator[Layer]:
+        for each in (blob.producer for blob in layer.inputs if layer.type != "Clip"):
+            if each and (each.type in ("Clip", "Padding") or (each.has(Trait.MOVES) and each.type != "DeepCopy")):
+                yield each  # a DeepCopy is a cast
+
+    def after(layer: Layer) -> Iterator[Layer]:
+        for user in (user for blob in layer.outputs if not _is_held(ranges, blob) for user in blob.users):
+            if layer is sort or user.has(Trait.MOVES) or user.type in _CALCULATES:
+                yield user
+
+    yield from reached([sort], before)
+    yield from reached([sort], after)
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:

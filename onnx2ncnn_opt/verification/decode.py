@@ -131,7 +131,7 @@ class Decoder:
 
 
 def judge_token(
-    tokens: str, reference: _Arrays, notes: list[str], where: str, relative: float, values: _Arrays
+    tokens: str, notes: list[str], where: str, relative: float, reference: _Arrays, values: _Arrays
 ) -> list[OutputReport]:
     """Return the report of the next token: ok if it is the model's, or if its score is within the tolerance."""
     actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))

@@ -18,6 +18,7 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.precision.masks import open_like_data
@@ -39,6 +40,7 @@ from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, load_converted
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.order import NetOrder
 from onnx2ncnn_opt.verification.outputs import OutputComparison
 from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.tail import TailJudge
@@ -180,6 +182,7 @@ class _ModelJudge:
         self.like_data: list[Run] = []
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
+        self._order = _order_of(model.source, self.manifest, self.model)
         self._within = tolerance_within(self.model)
         self.net = NetFacts.of(*net)
         self._step = quantised_step(self.model, self.net)
@@ -234,13 +237,13 @@ class _ModelJudge:
         tail = self.tail if mode == "fp32" else None
         tokens = self._decoder.tokens if self._decoder and tail is None else None
         comparison = self._comparison(run, mode, tail, tokens)
-        self.way, outputs = comparison.best()
+        self.way, outputs, judged = comparison.best()
         is_excused = mode != "fp32" and self.options.wanted is None and run.draw is not None and run.draw.is_unusual
         if is_excused and is_wrong(outputs):
             outputs = self._excused_rows(outputs, comparison, run, mode)
         error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
         if mode == "fp32":
-            outputs = comparison.with_scores(self.way, self._with_plain(outputs, comparison))
+            outputs = judged.with_scores(self.way, self._with_plain(outputs, comparison))
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
         if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
@@ -261,7 +264,7 @@ class _ModelJudge:
         is_undecided = any(row.message for row in rows if self.tail and row.name in self.tail.names)
         if not self._has_plain or is_wrong(rows) or not (is_undecided or needs_plain):
             return rows
-        _, plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+        _, plain, _ = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
         by_kernels = {row.name: row for row in rows if row.rule == "kernels"} if not is_wrong(plain) else {}
         pairs = ((by_kernels.get(row.name, row), row) for row in plain)
         return [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
@@ -296,10 +299,10 @@ class _ModelJudge:
         limit = self._limit(mode)
         judge_tail = None
         if tail is not None:
-            judge_tail = partial(tail.judge, run.feeds, run.reference)
+            judge_tail = partial(tail.judge, run.feeds)
         elif tokens is not None:
             where = f"{run} in {mode}"
-            judge_tail = partial(judge_token, tokens, run.reference, self.notes, where, (limit or DEFAULT).relative)
+            judge_tail = partial(judge_token, tokens, self.notes, where, (limit or DEFAULT).relative)
         return OutputComparison(
             self._runner,
             run.feeds,
@@ -311,6 +314,8 @@ class _ModelJudge:
             least=self.net.least_rounding(vulkan=self._worker.target.vulkan),
             step=self._step if mode == "fp32" else 0.0,
             judge_tail=judge_tail,
+            further=run.reference,
+            order=self._order,
         )
 
     def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
@@ -326,6 +331,15 @@ class _ModelJudge:
         by_mode = self._right_in_fp32(rows, self._worst[1])
         text = f"; the net is right in fp32, so the cause is {mode}"
         return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
+
+
+def _order_of(source: Path | bytes, manifest: Manifest | None, model: LoadedModel) -> NetOrder | None:
+    """Return the model in the order of a net that sorts."""
+    if manifest is None or not manifest.sorts:
+        return None
+    compared = [entry.name for entry in manifest.read]
+    sorts = [sort.indices for sort in manifest.sorts]
+    return NetOrder.of(source, sorts, model.values, manifest.compared or model.cut, compared)
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:

@@ -1,8 +1,10 @@
 """Comparison of a net's outputs with its model's: pairing, and the allowed error of each output."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
@@ -16,17 +18,19 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verdict.blobs import in_axes_of
 from onnx2ncnn_opt.verdict.errors import Tolerance
+from onnx2ncnn_opt.verdict.ordered_model import BEST, FOUND
 from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.net_facts import NetFacts
-from onnx2ncnn_opt.verification.report import failed, is_wrong, missing
+from onnx2ncnn_opt.verification.order import NetOrder, explained
+from onnx2ncnn_opt.verification.report import failed, is_wrong, merged, missing
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """A net and its reference."""
+    """A net and its reference; `further` are the model's outputs that only `judge_tail` compares."""
 
     runner: NcnnRunner
     feeds: Mapping[str, Array]
@@ -37,8 +41,11 @@ class OutputComparison:
     limit: Tolerance | None = None  # of 16 bits, or of the user
     least: float = LEAST_ROUNDING  # smaller errors need no run in float64
     step: float = 0.0  # the error that the model's quantisation explains
-    judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
+    # Takes all outputs of the model, and the net's.
+    judge_tail: Callable[[Mapping[str, Array], Mapping[str, Array]], list[OutputReport]] | None = None
     is_plain: bool = False  # the runner uses ncnn's plain kernels
+    further: Mapping[str, Array] = field(default_factory=dict)
+    order: NetOrder | None = None  # of a net that sorts
 
     @cached_property
     def weight_errors(self) -> Mapping[str, float]:
@@ -46,33 +53,52 @@ class OutputComparison:
         encoding = self.net.weights
         return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
-    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
-        """Feed the net in all likely ways; return the best way, and its reports."""
+    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport], OutputComparison]:
+        """Feed the net in all likely ways; return the best way, its reports, and the comparison in the net's order."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
-            return (), failed(self.reference, error)
-        attempts: list[tuple[Sequence[Slot], Sequence[OutputReport]]] = []
+            return (), failed(self.reference, error), self
+        attempts: list[tuple[Sequence[Slot], Sequence[OutputReport], OutputComparison]] = []
         for way in ways:
             try:
-                outputs: Sequence[OutputReport] = self.attempt(way, blobs)
+                outputs, judged = self.attempt(way, blobs)
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
-                outputs = failed(self.reference, error)
-            attempts.append((way, outputs))
+                outputs, judged = failed(self.reference, error), self
+            attempts.append((way, outputs, judged))
             if all(output.status == "ok" for output in outputs):
                 break
         return min(attempts, key=lambda attempt: _severity(attempt[1]))
 
-    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
+    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> tuple[Sequence[OutputReport], OutputComparison]:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
-        results = read_outputs(self.runner, way, self.feeds, self.reference, self.manifest, blobs)
+        results, rows = read_outputs(self.runner, way, self.feeds, self.reference, self.manifest, blobs)
+        judged, orders = self._in_order(rows)
         missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
         by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
-        by_name |= {slot.name: self.judge(slot, result) for slot, result in results}
-        reports = list(by_name.values())
+        by_name |= {slot.name: judged.judge(slot, result) for slot, result in results}
+        reports = [
+            row if row.status == "unproven" else replace(merged([row, *orders]), name=row.name, blob=row.blob)
+            for row in by_name.values()
+        ]
         if self.judge_tail is None or is_wrong(reports):
-            return reports
-        return reports + self.judge_tail(self._values(results))
+            return reports, judged
+        return reports + self.judge_tail({**judged.further, **judged.reference}, judged._values(results)), judged
+
+    def _in_order(self, rows: Mapping[str, Array | Failure]) -> tuple[OutputComparison, list[OutputReport]]:
+        """Return the comparison with the model in the net's order, and reports on the order of each sort's rows.
+
+        The order is right if the model's scores in this order are those that the model finds itself, within rounding.
+        """
+        if self.order is None:
+            return self, []
+        arrays = {sort: array for sort, array in rows.items() if not isinstance(array, Failure)}
+        if len(arrays) < len(rows):
+            return self, [missing(sort, "", array) for sort, array in rows.items() if isinstance(array, Failure)]
+        feeds, whole = self.order.run(self.feeds, arrays)
+        judged = replace(self, feeds=feeds, reference=whole, rounding=self.order.rounding, order=None)
+        scores = {sort: judged.judge(Slot(BEST + sort, sort, 0), whole[FOUND + sort]) for sort in rows}
+        return judged, [explained(report, sort, arrays[sort], whole) for sort, report in scores.items()]
 
     def with_scores(self, way: Sequence[Slot], outputs: Sequence[OutputReport]) -> Sequence[OutputReport]:
         """Mark integer outputs as wrong if the floats that decide them are wrong, and the net has blobs for the floats.
@@ -149,23 +175,25 @@ def read_outputs(
     reference: Mapping[str, Array],
     manifest: Manifest | None,
     blobs: Sequence[str],
-) -> list[tuple[Slot, Array | Failure]]:
-    """Feed a net in this way; return its blob for each output of the reference, as far as it has one.
+) -> tuple[list[tuple[Slot, Array | Failure]], dict[str, Array | Failure]]:
+    """Feed a net in this way; return its blob for each output of the reference, as far as it has one, and its sorts.
 
     `blobs` are the net's outputs. Without a manifest an output of the model may also be a blob inside the net.
     """
     arrays = model_feeds(way, feeds)
     if manifest is not None:
         slots = manifest_slots("output", list(reference), manifest.read)
-        results = runner.extract(arrays, [slot.fetch for slot in slots])
-    else:
         # Inner blobs are extracted first, because ncnn frees them after their consumers.
+        sorts = [Fetch(sort.blob, 0) for sort in manifest.sorts]
+        results = runner.extract(arrays, [*sorts, *(slot.fetch for slot in slots)])
+    else:
         inner = [name for name in reference if name not in blobs] if len(blobs) < len(reference) else []
         results = runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
         extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
         pairs = pair(list(reference), extracted, lambda name, blob: _alike(results[blob], reference[name]))
         slots = [Slot(name, blob, 0) for name, blob in pairs.items()]
-    return [(slot, results[slot.blob]) for slot in slots]
+    rows = {sort.indices: results[sort.blob] for sort in (manifest.sorts if manifest else ())}
+    return [(slot, results[slot.blob]) for slot in slots], rows
 
 
 def in_shape_of(reference: Array, slot: Slot, result: Array | Failure, *, is_exact: bool) -> Array | None:

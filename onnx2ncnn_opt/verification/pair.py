@@ -14,7 +14,7 @@ from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.inputs.draws import Draw
 from onnx2ncnn_opt.inputs.net_draws import draw_runs
 from onnx2ncnn_opt.ir.attention import caches
-from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, decisive
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import NetFiles, write_net
@@ -55,7 +55,7 @@ class NetPair:
     shapes: Mapping[str, Sequence[int]]  # of the inputs, by the graph's names
     examples: Mapping[str, str]  # shapes that errors propose for inputs without shapes
     storage: Storage | None  # the weights that get 16 bits
-    detectors: Mapping[Layer, tuple[str, ...]]  # the names in the files of the inputs of detection layers
+    detectors: Mapping[Layer, tuple[str, ...]]  # the names in the files of the blobs that decide boxes
     is_cut: bool  # the outputs are blobs inside the net
 
     @property
@@ -131,7 +131,7 @@ class _NetJudge(Judge):
         self.pair, self.options, self._worker, self._second = pair, verification, worker, second
         self.drawn = list(pair.draws(verification.seed))
         after = after_boxes(pair.graph)
-        inputs = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
+        inputs = {b: n for layer, names in pair.detectors.items() for b, n in zip(decisive(layer), names, strict=True)}
         # Names in the original file by names in the graph: of the inputs of detection layers, and of outputs.
         self._detector_inputs = {blob.name: inputs[blob] for blob in before_boxes(pair.graph) if blob in inputs}
         self.boxes = {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after}

@@ -96,7 +96,7 @@ def agreement(
     for way in input_slots(manifest, runs[0][0], runner.input_names()):
         agreements.append(Agreement())
         for feeds, reference in runs:
-            results = read_outputs(runner, way, feeds, reference, manifest, blobs)
+            results, _ = read_outputs(runner, way, feeds, reference, manifest, blobs)
             outputs = {x.name: in_shape_of(reference[x.name], x, result, is_exact=is_exact) for x, result in results}
             agreements[-1].add(reference, {name: array for name, array in outputs.items() if array is not None})
     return max(agreements, key=lambda agreement: agreement.decibels)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 
-from onnx2ncnn_opt.ir.detections import DETECTORS
+from onnx2ncnn_opt.ir.detections import DETECTORS, sorted_rows
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -61,8 +61,9 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
 
 @shape_of(*sorted(DETECTORS), unknown_inputs=True)
 def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """Return None for every output: the shapes depend on the data."""
-    return [None] * len(layer.outputs)
+    """Return None for every output: the shapes depend on the data, except of a sort."""
+    rows = sorted_rows(layer)
+    return [None if rows is None else (rows, 6)] * len(layer.outputs)
 
 
 @shape_of(*_PER_SLICE)

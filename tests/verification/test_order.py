@@ -1,0 +1,117 @@
+"""Rows that a net sorts: another order is right where scores are equal within rounding, and only there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.verification.options import Verification
+from testing.compared import types
+from testing.models import parsed
+
+RNG = np.random.default_rng(0)
+WEIGHTS: dict[str, Any] = {
+    "to_score": RNG.standard_normal((8, 1)).astype(np.float32),
+    "to_box": RNG.standard_normal((8, 4)).astype(np.float32),
+    "bias": RNG.standard_normal((64, 1)).astype(np.float32),
+    "few": np.float32(2.0**-20),
+}
+MODEL = """(float[1,64,8] x) => (float[1,16,1] v, float[1,16,4] y) <int64[1] k = {16}, int64[3] sizes = {1, 16, 4}> {
+    logit = MatMul(x, to_score) SCORE v, i = TopK<axis = 1>(s, k)
+    box = MatMul(x, to_box) wide = Expand(i, sizes) y = GatherElements<axis = 1>(box, wide) }"""
+APART, NEAR = "s = Add(logit, bias)", "small = Mul(logit, few) s = Sigmoid(small)"
+
+
+def net(score: str) -> Conversion:
+    conversion = lower(parsed(MODEL.replace("SCORE", score), **WEIGHTS))
+    assert "DetectionOutput" in types(conversion)
+    assert conversion.tail is None
+    return conversion
+
+
+def reports(conversion: Conversion, worker: NcnnWorker, mode: str = "fp32") -> list[OutputReport]:
+    return list(conversion.verify(Verification(modes=(mode,)), worker=worker).outputs)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "fp16"])
+@pytest.mark.parametrize(("score", "is_moved"), [(APART, False), (NEAR, True)])
+def test_rows_of_equal_scores_may_have_other_places(score: str, is_moved: bool, mode: str, device: NcnnWorker) -> None:
+    rows = reports(net(score), device, mode)
+    assert [row.status for row in rows] == ["ok", "ok"]
+    assert "decided" not in {row.rule for row in rows}
+    if is_moved:
+        assert all("rows have other places in the order of 'i'" in row.message for row in rows)
+
+
+def layer_of(graph: Graph, kind: str) -> Layer:
+    return next(layer for layer in graph if layer.type == kind)
+
+
+def boxes_of(graph: Graph) -> np.ndarray:
+    boxes = layer_of(graph, "DetectionOutput").inputs[0].producer
+    assert boxes is not None
+    return boxes.weights["data"].reshape(-1, 4)
+
+
+def wrong_boxes(graph: Graph) -> None:
+    """Exchange the indices of some candidates: they get the boxes of other scores."""
+    boxes = boxes_of(graph)
+    boxes[:32] = boxes[31::-1].copy()
+
+
+def twice(graph: Graph) -> None:
+    """Give a candidate the index of the one before."""
+    boxes = boxes_of(graph)
+    boxes[1:64:2] = boxes[0:64:2]
+
+
+def changed(layer: Layer, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    layer.weights[name] = change(np.asarray(layer.weights[name])).astype(np.float32)
+
+
+def missing_row(graph: Graph) -> None:
+    """Lower some scores, so that other rows are in their places."""
+    changed(layer_of(graph, "Scale"), "bias_data", lambda bias: bias - (np.arange(64) % 5 == 0))
+
+
+def smallest(graph: Graph) -> None:
+    """Sort the other way round."""
+    changed(layer_of(graph, "Scale"), "scale_data", np.negative)
+    changed(layer_of(graph, "Scale"), "bias_data", np.negative)
+
+
+def fewer(graph: Graph) -> None:
+    """Leave out candidates, as a threshold does."""
+    boxes_of(graph)[16:] = boxes_of(graph)[15]
+
+
+def next_row(graph: Graph) -> None:
+    """Pick the rows of other indices than the sort gives."""
+    grid = layer_of(graph, "GridSample").inputs[1].producer
+    assert grid is not None
+    changed(grid, "bias_data", lambda bias: bias + 2 / 64)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "mode"),
+    [
+        (wrong_boxes, "the order of 'i' is wrong", "fp32"),
+        (wrong_boxes, "the order of 'i' is wrong", "fp16"),
+        (twice, "the order of 'i'", "fp32"),
+        (missing_row, "the order of 'i' is wrong", "fp32"),
+        (smallest, "the order of 'i' is wrong", "fp16"),
+        (fewer, "the order of 'i'", "fp32"),
+        (next_row, "off by", "fp32"),
+    ],
+)
+def test_a_wrong_order_is_refused(fault: Callable[[Graph], None], message: str, mode: str, worker: NcnnWorker) -> None:
+    conversion = net(APART)
+    fault(conversion.graph)
+    rows = reports(conversion, worker, mode)
+    assert "mismatch" in {row.status for row in rows}
+    assert any(message in row.message for row in rows), [row.message for row in rows]
