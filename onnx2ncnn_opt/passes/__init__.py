@@ -42,6 +42,7 @@ _ORDER = (
     "replace_convolution_with_innerproduct",
     "replace_products.replace_matmul_with_gemm",
     "replace_products.replace_innerproduct_with_gemm",
+    "replace_concat_with_views",
     "replace_slice_with_crop",
     "fuse_crop_slice",
     "eliminate_slice_concat",

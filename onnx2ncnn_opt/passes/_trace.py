@@ -4,7 +4,7 @@ The trace follows layers that only move, negate, scale or add elements, or multi
 of the same moves gives the same trace. Numbers stand for dynamic sizes (`Sizes`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._crops import starts_of
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import Steps, step_of
@@ -41,6 +42,8 @@ _PARTS = {
     "Crop": {"starts", "ends", "axes", "starts_expr", "ends_expr", "axes_expr"},
 }
 NO_ELEMENT = -1
+# The longest spelling of a rotation that exporters write has 22 layers.
+_MOST_LAYERS = 32
 _PRIMES = (11, 13, 17, 19, 23, 29, 31)
 
 Numbers: TypeAlias = Callable[[Blob], Array]
@@ -95,6 +98,54 @@ class Sizes:
         return steps if max(dynamic, default=0) <= 1 else None
 
 
+class Region(NamedTuple):
+    """The layers from a source to a root, in order, which only move, multiply and add, and the products' tables."""
+
+    source: Blob
+    layers: tuple[Layer, ...]
+    tables: Mapping[Layer, Blob]
+
+    @property
+    def blobs(self) -> list[Blob]:
+        """The source and all blobs that the layers compute."""
+        return [self.source, *(blob for layer in self.layers for blob in layer.outputs)]
+
+
+def find_region(
+    root: Layer, order: Mapping[Layer, int], table_of: Callable[[Layer], Blob | None] | None = None
+) -> Region | None:
+    """Return the layers that compute `root` from the nearest blob; with `table_of` they multiply by tables.
+
+    None if one of them does not only move, multiply and add, or if other layers read its result.
+    """
+    layers: list[Layer] = []
+    tables: dict[Layer, Blob] = {}
+    front = {root.output}
+    while len(front) > 1 or not (tables if table_of else layers):
+        producers = (blob.producer for blob in front if blob.producer is not None)
+        layer = max(producers, key=lambda producer: order.get(producer, -1))
+        table = table_of(layer) if table_of else None
+        if len(layers) == _MOST_LAYERS or not _is_linear(layer, table):
+            return None
+        for blob in layer.outputs:
+            private = not blob.is_output and all(user in layers for user in blob.users)
+            if layer is not root and not private:
+                return None
+        layers.append(layer)
+        if table is not None:
+            tables[layer] = table
+        front.difference_update(layer.outputs)
+        front.update(blob for blob in layer.inputs if blob is not table)
+    return Region(front.pop(), tuple(layers[::-1]), tables)
+
+
+def _is_linear(layer: Layer, table: Blob | None) -> bool:
+    """Return True if the elements of a layer's result are sums of its operand's elements times known factors."""
+    if PRODUCT.fits(layer):
+        return table is not None
+    return bool(layer.inputs) and not any(map(is_constant, layer.inputs)) and can_trace(layer)
+
+
 class Term(NamedTuple):
     """One addend of every element of a blob: the index of an element of the source, and its factor."""
 
@@ -110,14 +161,17 @@ def can_trace(layer: Layer) -> bool:
     return step_of(layer) is not None or any(other.fits(layer) for other in others)
 
 
-def trace(source: Blob, end: Blob, layers: Iterable[Layer], sizes: Sizes, numbers: Numbers) -> list[Term]:
-    """Return the terms, elements of `source`, that add up to each element of a blob that the layers lead to."""
+def trace(source: Blob, end: Blob, layers: Iterable[Layer], sizes: Sizes, numbers: Numbers | None = None) -> list[Term]:
+    """Return the terms, elements of `source`, that add up to each element of a blob that the layers lead to.
+
+    `numbers` are those of the tables, if there are any.
+    """
     shape = sizes.shape(source)
     elements = np.arange(prod(shape), dtype=np.int32).reshape(shape)
     terms = {source: [Term(elements, np.ones(shape, np.float32))]}
     for layer in layers:
         operands = [terms[blob] for blob in layer.inputs if blob in terms]
-        tables = [numbers(blob) for blob in layer.inputs if blob not in terms]
+        tables = [numbers(blob) for blob in layer.inputs if blob not in terms] if numbers else []
         for blob in layer.outputs:
             terms[blob] = _of_layer(layer, blob, operands, tables, sizes)
             require(len(terms[blob]) <= 2, f"'{blob.name}' is made of more than two parts")

@@ -137,8 +137,8 @@ def in_layout(data: Array, steps: Steps) -> Array:
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     """Return the steps from the source to `elements`, an array of indices into it; None if it is not a view."""
-    axes = [axis for axis, size in enumerate(elements.shape) if size > 1]
-    whole = elements.reshape([elements.shape[axis] for axis in axes])
+    lines = (np.moveaxis(elements, axis, 0).reshape(size, -1)[:, 0] for axis, size in enumerate(elements.shape))
+    whole = elements.reshape([size for line in lines for size in _runs(line)])
     strides = [int(whole.take(1, axis).flat[0]) for axis in range(whole.ndim)]
     order = sorted(range(whole.ndim), key=lambda axis: -strides[axis])
     back = inverted(order)
@@ -147,6 +147,15 @@ def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     if whole.size != math.prod(source) or not np.array_equal(reached, whole):
         return None
     return Regroup(sizes), Reorder(back), Regroup(elements.shape)
+
+
+def _runs(line: Array) -> list[int]:
+    """Return the sizes of nested runs in which indices grow evenly: 0 1 4 5 8 9 are 3 runs of 2."""
+    if line.size == 1:
+        return []
+    breaks = np.flatnonzero(np.diff(line) != line[1] - line[0])
+    length = int(breaks[0]) + 1 if breaks.size else line.size
+    return [*_runs(line[::length]), length] if line.size % length == 0 else [line.size]
 
 
 def cost(*chains: Steps) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +11,11 @@ from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._rotation import find_rotation
-from onnx2ncnn_opt.passes._trace import PRODUCT, SCALING, SUM, Sizes, can_trace, moved
+from onnx2ncnn_opt.passes._trace import PRODUCT, SCALING, SUM, Region, Sizes, find_region, moved
 from onnx2ncnn_opt.passes._views import Steps, chain_above, end_of, step_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass
 
-# The longest spelling that exporters write has 22 layers.
-_MOST_LAYERS = 32
 _ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
 _MOST_STEPS = 8  # layers from a factor up to its cosine
 _MOVES = frozenset({"Concat", "Crop", "Interp", "Padding", "Slice", "Tile"})  # of a table, after its cosine
@@ -41,7 +39,7 @@ def fuse_rotaryembed(graph: Graph) -> Edits:
 
 
 def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
-    region = _region(root, order)
+    region = find_region(root, order, _table_of)
     if region is None:
         return None
     source, layers, _ = region
@@ -59,43 +57,6 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     return Replacement(tuple(layers), added=[(layer, root) for layer in made], reads=reads)
 
 
-# ---- the layers between a blob and the sum or Concat that may be its rotation
-
-
-class _Region(NamedTuple):
-    """The layers from a source to the sum or Concat that may be its rotation, in order, and the products' tables."""
-
-    source: Blob
-    layers: Sequence[Layer]
-    tables: Mapping[Layer, Blob]
-
-
-def _region(root: Layer, order: dict[Layer, int]) -> _Region | None:
-    """Return the layers that compute `root` from the nearest blob.
-
-    None if one of them does not only move, multiply and add, or if other layers read its result.
-    """
-    layers: list[Layer] = []
-    tables: dict[Layer, Blob] = {}
-    front = {root.output}
-    while len(front) > 1 or not tables:
-        producers = (blob.producer for blob in front if blob.producer is not None)
-        layer = max(producers, key=lambda producer: order.get(producer, -1))
-        table = _table_of(layer)
-        if len(layers) == _MOST_LAYERS or not _is_linear(layer, table):
-            return None
-        for blob in layer.outputs:
-            private = not blob.is_output and all(user in layers for user in blob.users)
-            if layer is not root and not private:
-                return None
-        layers.append(layer)
-        if table is not None:
-            tables[layer] = table
-        front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if blob is not table)
-    return _Region(front.pop(), layers[::-1], tables)
-
-
 def _table_of(layer: Layer) -> Blob | None:
     """Return the table of a product: its only constant operand, or else its only operand of cosines or sines."""
     if not PRODUCT.fits(layer):
@@ -105,13 +66,6 @@ def _table_of(layer: Layer) -> Blob | None:
         if tables:
             return tables[0] if len(tables) == 1 else None
     return None
-
-
-def _is_linear(layer: Layer, table: Blob | None) -> bool:
-    """Return True if the elements of a layer's result are sums of its operand's elements times known factors."""
-    if PRODUCT.fits(layer):
-        return table is not None
-    return bool(layer.inputs) and not any(map(is_constant, layer.inputs)) and can_trace(layer)
 
 
 # ---- tables that the net computes, and dynamic sizes
@@ -178,13 +132,12 @@ class _Tables:
     So `find_rotation` finds the rows of all tables alike.
     """
 
-    def __init__(self, region: _Region, root: Layer) -> None:
+    def __init__(self, region: Region, root: Layer) -> None:
         self._root = root
         angles = [_angles(blob) for blob in region.tables.values() if not is_constant(blob)]
         self._tables = {table.base: table for table in angles if table is not None}
-        blobs = [region.source, *(blob for layer in region.layers for blob in layer.outputs), *self._tables]
-        blobs += [table.source for table in self._tables.values()]
-        self.sizes = Sizes(blobs)
+        sources = [table.source for table in self._tables.values()]
+        self.sizes = Sizes([*region.blobs, *self._tables, *sources])
         random = np.random.default_rng(0)
         self._numbers = {base: self._draw(table, random) for base, table in self._tables.items()}
 
