@@ -6,7 +6,8 @@ python -m scripts.generate_docs --check   fail if they differ from the code
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.tail import operators as _tail_operators  # noqa: F401
 from onnx2ncnn_opt.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.verdict.rules import RULES, UNPROVEN
+from scripts.first_page import CHINESE, lines_of, peers, with_blocks
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table
 from scripts.measure.speed import summary
@@ -181,56 +183,9 @@ rule that refused a fault, and the rule that let a fault through whose effect is
 """
 
 
-def readme() -> str:
-    """Return README.md with the table of peers from fixtures/."""
-    rows = [row for row in read_measured("architectures") if "-dynamic" not in row["model"]]
-    right = [row for row in rows if row["right"] == row["of sizes"]]
-    both = [row for row in right if row["pnnx ms"] != "-"]  # pnnx's net has the model's outputs
-    layers, theirs = (sum(int(row[column]) for row in both) for column in ("layers", "pnnx layers"))
-    refused = sum(row["outcome"] == "refused" for row in rows)
-    cases, pnnx = _suite()
-    faster = list(summary(read_measured("speed")))[-1][1]
-    ratio, _, nets = faster.removesuffix(")").partition(" (")
-    measured, tools = "docs/measurements.md", "docs/other-tools.md"
-    table = [
-        (
-            f"{len(rows)} exports of published models, fixed sizes: right nets",
-            f"**{len(right)}**, {refused} refused",
-            str(len(both)),
-            f"[how right]({measured}#how-right)",
-        ),
-        (
-            f"{cases.total()} cases of ONNX's own suite: right nets",
-            f"**{cases['right']}**, {cases['refused']} refused, {cases['wrong']} wrong",
-            f"{pnnx['right']}, {pnnx['no net']} no net that loads, {pnnx['wrong']} wrong",
-            "[operators](docs/ops.md)",
-        ),
-        (
-            f"layers of the {len(both)} nets where both are right",
-            f"**{layers}**",
-            str(theirs),
-            f"[how right]({measured}#how-right)",
-        ),
-        (f"speed on one thread, {nets} nets", f"**{ratio}**", "1", f"[how fast]({measured}#how-fast)"),
-        (
-            "a node that ncnn cannot compute",
-            "named with reason and hint, exit code 1",
-            "an unknown layer in the net, exit code 0; onnx2ncnn also writes one",
-            f"[tools]({tools}#how-each-cell-was-found)",
-        ),
-    ]
-    return _filled("README.md", peers=_table(("", "onnx2ncnn-opt", "pnnx", "page"), table))
-
-
-def _suite() -> tuple[Counter[str], Counter[str]]:
-    """Return our outcomes and pnnx's for the cases of ONNX's suite that pnnx was run on."""
-    ours = dict(line.split("\t")[:2] for line in _lines("conformance.tsv"))
-    theirs = [line.split("\t")[1:] for line in _lines("pnnx_ops.tsv")]
-    return Counter(ours[case] for case, _ in theirs), Counter(outcome for _, outcome in theirs)
-
-
-def _lines(name: str) -> list[str]:
-    return (ROOT / "fixtures" / name).read_text(encoding="utf-8").splitlines()[1:]
+def readme(name: str = "README.md") -> str:
+    """Return the first page, in English or Chinese, with the table of peers from fixtures/."""
+    return _filled(name, peers=_table(*peers(name == "README.md")))
 
 
 def measurements() -> str:
@@ -251,7 +206,7 @@ def measurements() -> str:
 
 def _conformance() -> str:
     """Return what fixtures/conformance.tsv says, in words."""
-    outcomes = Counter(line.split("\t")[1] for line in _lines("conformance.tsv"))
+    outcomes = Counter(line.split("\t")[1] for line in lines_of("conformance.tsv"))
     counts = (f"{outcomes[kind]} {kind}" for kind in sorted(outcomes, reverse=True))
     return f"{outcomes.total()} cases, {', '.join(counts)}."
 
@@ -340,6 +295,13 @@ def contents() -> str:
     return _filled("docs/README.md", contents="\n".join([*text, ""]))
 
 
+def chinese(english: str) -> str:
+    """Return a Chinese page with the blocks of the English one: commands, programs and printed lines."""
+    [name] = [name for name, source in CHINESE.items() if source == english]
+    page = readme(name) if english == "README.md" else (ROOT / name).read_text(encoding="utf-8")
+    return with_blocks(page, (ROOT / english).read_text(encoding="utf-8"))
+
+
 def _filled(name: str, **blocks: str) -> str:
     """Return a page with new text between the marks <!-- block --> and <!-- /block -->."""
     page = (ROOT / name).read_text(encoding="utf-8")
@@ -362,7 +324,7 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-PAGES = {
+PAGES: Mapping[str, Callable[[], str]] = {
     "docs/passes.md": passes_page,
     "docs/ops.md": ops_page,
     "docs/verdict.md": verdict_page,
@@ -373,6 +335,7 @@ PAGES = {
     "docs/pictures/ladder.svg": lambda: ladder.draw()["ladder.svg"],
     "docs/pictures/pipeline.svg": lambda: pipeline.draw()["pipeline.svg"],
     "README.md": readme,
+    **{name: partial(chinese, english) for name, english in CHINESE.items()},
 }
 
 

@@ -7,15 +7,27 @@ import pytest
 import tomllib
 
 from onnx2ncnn_opt.version import __version__
-from scripts import generate_docs, readme_command, site
+from scripts import first_page, generate_docs, readme_command, site
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert (generate_docs.main(["--check"]), capsys.readouterr().err) == (0, "")
     assert generate_docs.main(["--nonsense"]) == 2
+
+
+@pytest.mark.parametrize("name", first_page.CHINESE)
+def test_chinese_pages_have_the_numbers_of_the_english_ones(name: str) -> None:
+    """Their blocks are generated; the rest of a page has the same numbers, and as many headings."""
+    theirs, ours = ((ROOT / page).read_text(encoding="utf-8") for page in (name, first_page.CHINESE[name]))
+    assert first_page.numbers(theirs) == first_page.numbers(ours)
+    assert len(re.findall("^## ", theirs, re.MULTILINE)) == len(re.findall("^## ", ours, re.MULTILINE))
+    assert set(re.findall(r"`(--[\w-]+)", theirs)) == set(re.findall(r"`(--[\w-]+)", ours))
 
 
 SOURCE = "https://github.com/onnx2ncnn-opt/onnx2ncnn-opt/"
@@ -57,9 +69,8 @@ def test_every_page_is_on_the_site() -> None:
     sections = {name: entries for section in project["nav"] for name, entries in section.items()}
     assert list(sections) == ["Start", "Use", "Check", "Extend", "Inside"]
     files = [file for entries in sections.values() for entry in entries for file in entry.values()]
-    assert sorted(file for file in files if ":" not in file) == sorted(
-        path.name for path in (ROOT / "docs").glob("*.md")
-    )
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(file for file in files if ":" not in file) == sorted(pages)
     text = site.outside(Path("docs/ci.md"), "[a](json.md#x) [b](../fixtures/a.md#b) [c](https://x.org) [d](#here)")
     assert text == f"[a](json.md#x) [b]({site.SOURCE}fixtures/a.md#b) [c](https://x.org) [d](#here)"
     assert site.main([]) == 2
