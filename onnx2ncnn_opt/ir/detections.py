@@ -39,7 +39,7 @@ def decisive(layer: Layer) -> tuple[Blob, ...]:
 
 def sorted_indices(layer: Layer) -> Array | None:
     """Return the indices that a sort gives to numbers, for a Crop of its column of indices; else None."""
-    sort = layer.input.producer if layer.type == "Crop" else None
+    sort = layer.inputs[0].producer if layer.type == "Crop" else None
     if sort is None or sorted_rows(sort) is None or (layer["starts"], layer["ends"]) != ((2,), (3,)):
         return None
     boxes = sort.inputs[0].producer
