@@ -11,6 +11,7 @@ from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
 from testing.exports import one_of_each, refilled, sampled
+from testing.ncnn_llm import onnxruntime_scores
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
 KINDS = ("optimum", "optimum-sdpa", "dynamo", "genai", "genai-int4")
@@ -146,6 +147,22 @@ def test_a_table_of_positions_ends(tmp_path: Path) -> None:
         net.step([1] * 64, given)
         with pytest.raises(UsageError, match="of 64 or less, not 65: the model's table ends there"):
             net.step([1])
+
+
+@pytest.mark.parametrize("name", ["gemma2.optimum", "gemma2.dynamo"])
+def test_a_past_that_is_no_cache_starts_with_a_hidden_row(name: str, tmp_path: Path) -> None:
+    """A cap of scores keeps SDPA from having caches."""
+    model, prompt, ends = named(name), [*range(3, 15)], 0
+    expected = onnxruntime_scores(model, convert(model, tmp_path / "net", verification=None).manifest(), prompt, 24)
+    with Net(tmp_path / "net") as net:
+        shapes = {entry.name: [n if isinstance(n, int) else 1 for n in entry.shape] for entry in net.inputs}
+        pasts = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if "past" in name}
+        for ids, scores in zip((prompt, *expected.argmax(1)[:-1, None]), expected, strict=True):
+            starts, ends = ends, ends + len(ids)
+            own = {"input_ids": ids, "attention_mask": [0, *[1] * ends], "position_ids": range(starts, ends)}
+            results = net.run({**{name: np.array([own[name]]) for name in shapes if name in own}, **pasts})
+            pasts = {name: results[name.replace("past_key_values", "present")] for name in pasts}
+            np.testing.assert_allclose(results["logits"][0, -1], scores, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2.optimum", "qwen2.dynamo", "mistral.optimum"])

@@ -157,7 +157,7 @@ def _convert(
         from onnx2ncnn_opt.api.split import split_llm
         from onnx2ncnn_opt.verification.decode import Decoder
 
-        files += written(split_llm(names, prefix, lambda: Decoder(conversion.model, manifest, 0).steps()))
+        files += written(split_llm(names, prefix, lambda: Decoder(conversion.model, manifest, 0).all_steps()))
     fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
     page.add(output, conversion, options.verification)
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, fields["seconds"], verbose=verbose))

@@ -24,6 +24,7 @@ from onnx2ncnn_opt.verification.model_runs import Run
 
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times
+_FAR = 2**17  # tokens: the last one of a model whose positions do not end
 TOKEN_ROW = "greedy token"  # a row of the report that is no output of the model
 _Arrays = Mapping[str, Array]
 _Caches = Mapping[str, tuple[Array, int]]  # each with its axis of tokens
@@ -58,10 +59,17 @@ class Decoder:
     def steps(self) -> tuple[Step, Step]:
         """Return the net's feeds of a prompt, and of a token after it."""
         random, count = np.random.default_rng(self._seed), self._inputs.fixed or min(PROMPT, self._longest - 1)
-        prompt = self._feeds(self._draw_ids(random, count), self._empty_caches(), 0, None)
+        prompt = self._feeds(self._draw_ids(random, count), self._blank_caches(0), 0, None)
         token = self._feeds(self._draw_ids(random, self._inputs.fixed or 1), prompt.pasts, count, prompt)
         slots = [Slot.of(entry) for entry in self._manifest.fed]
         return prompt.step(slots), token.step(slots)
+
+    def all_steps(self) -> tuple[Step, Step, Step]:
+        """Return these steps, and that of the last two tokens that have positions: without caches, for masks alone."""
+        count = self._inputs.fixed or 2
+        past = min(self._longest, _FAR) - count
+        last = self._feeds(np.zeros(count), self._blank_caches(past), past, None)
+        return *self.steps(), Step(last.step([Slot.of(entry) for entry in self._manifest.fed]), (), past)
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps; an error of ONNX Runtime ends a prompt early. Raises the error of the first prompt."""
@@ -87,7 +95,7 @@ class Decoder:
         assert self._runner is not None
         random = np.random.default_rng([self._seed, number])
         presents = {e.cache.in_: e.name for e in self._manifest.outputs if e.cache}
-        pasts, past, before = self._empty_caches(), 0, None
+        pasts, past, before = self._blank_caches(0), 0, None
         prompt = f"prompt of {sum(plan.chunks)}" + (" with its second token hidden" if plan.hides else "")
         for step, count in enumerate((*plan.chunks, *[1] * tokens)):
             token = step + 1 - len(plan.chunks)
@@ -112,14 +120,14 @@ class Decoder:
             arrays[self._inputs.mask.name][..., 1] = 0
         return StepFeeds({**self._others, **arrays}, pasts, past, self._manifest.caches, before)
 
-    def _empty_caches(self) -> dict[str, tuple[Array, int]]:
-        """Return empty caches, each with its token axis."""
+    def _blank_caches(self, rows: int) -> dict[str, tuple[Array, int]]:
+        """Return caches of so many rows of zeros, each with its token axis."""
         caches = {}
         for entry in (e for e in self._manifest.inputs if e.cache):
             axis = next((i for i, size in enumerate(entry.shape) if not isinstance(size, int)), len(entry.shape) - 2)
             shape = [size if isinstance(size, int) else self._sizes.get(str(size), 1) for size in entry.shape]
-            shape[axis] = 0
-            caches[entry.name] = np.zeros(shape, np_dtype(entry)), axis
+            shape[axis] = rows
+            caches[entry.name] = np.broadcast_to(np.zeros((), np_dtype(entry)), shape), axis
         return caches
 
     def _draw_ids(self, random: np.random.Generator, count: int) -> Array:

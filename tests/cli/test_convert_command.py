@@ -495,7 +495,7 @@ def test_the_last_row_and_nets_that_are_no_language_models(tmp_path: Path) -> No
     said = refused(tmp_path, "convert", "model.onnx", "--last-row", "y", "--append", "nms:y")
     assert "give one of them" in said
     split = ("convert", "model.onnx", "--split", "llm")
-    assert "--split llm: the net has 0 masks" in refused(tmp_path, *split)
+    assert "--split llm: no attention layer keeps caches" in refused(tmp_path, *split)
     for name in ("out", "out.ncnn.bin"):  # the folder of the three nets is no folder for the whole net
         (tmp_path / name).mkdir()
     assert "cannot write out.ncnn.bin: it is a folder" in refused(tmp_path, *split, "-o", "out")
