@@ -11,7 +11,7 @@ from scripts import first_page, generate_docs, readme_command, site
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
@@ -90,7 +90,20 @@ def test_the_package_names_where_it_comes_from() -> None:
     urls = re.findall(r'^\w+ = "(https://.*)"$', text.partition("[project.urls]")[2].partition("\n\n")[0], re.MULTILINE)
     assert len(urls) == 4
     assert all(f"{url}/".startswith(SOURCE) for url in urls)
-    assert f"## [{__version__}] - 20" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    [date] = re.findall(rf"^## \[{re.escape(__version__)}\] - ([\d-]+)$", changes, re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\ndate-released: {date}\n" in citation
+
+
+def test_every_promise_about_hostile_files_has_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!it may not|---)(.*) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 9
+    for _, tested in rows:
+        assert "::" in tested
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+        assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 TABLES = sorted((ROOT / "fixtures" / "measured").glob("*.tsv"))

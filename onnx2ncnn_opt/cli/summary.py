@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Written = Sequence[Mapping[str, Any]]  # entries of the JSON
 _MANY_COPIES = 2**24  # numbers, 64 MB
+_INNER = "values before the tail; export without NMS, or use the printed program"
 _MOST_NAMES = 6  # of equal sizes in a note
 
 
@@ -339,10 +340,11 @@ def _tail_lines(result: Conversion, *, verbose: bool) -> list[str]:
     if result.tail is None:
         return []
     count, reasons = number_of(len(result.tail.model.graph.node), "node"), result.tail.reasons
+    note = f"note: programs that load the .param alone get {', '.join(result.cut)}: {_INNER}"
     if verbose:
-        return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons)]
+        return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons), note]
     more = f" and {number_of(len(reasons) - 1, 'other reason')}; -v lists them" if len(reasons) > 1 else ""
-    return [f"tail: {count} after the net: {reasons[0]}{more}"]
+    return [f"tail: {count} after the net: {reasons[0]}{more}", note]
 
 
 def _port(kind: str, tensor: Entry) -> str:

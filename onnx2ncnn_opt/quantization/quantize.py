@@ -16,6 +16,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
+from onnx2ncnn_opt.ir.detections import decisive, sorted_rows
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, WITH_SCALE, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
@@ -219,6 +220,11 @@ class Runs:
         self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
         self.least_gain = _MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN
         self.outputs = self.float.output_names()
+        # All nets go on with the float net's rows of a sort, because 8 bits exchange rows; its scores are compared.
+        sorts = [layer for layer in self.net if sorted_rows(layer) is not None]
+        rows, names = {layer.output for layer in sorts}, list_layers(self.net).tops
+        self.rows = [names[blob] for blob in rows]
+        self.inner = [name for blob, name in names.items() if blob in rows.union(*map(decisive, sorts))]
         indices = range(len(feeds))
         self.held = indices[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else indices
         self.rest = [i for i in indices if i not in self.held]
@@ -238,10 +244,11 @@ class Runs:
         write_net(graph, files.param, files.bin)
         return NcnnRunner(files.param, files.bin, worker=worker)
 
-    def _run(self, runner: NcnnRunner, index: int) -> dict[str, Array]:
+    def _run(self, runner: NcnnRunner, index: int, expected: Mapping[str, Array] | None = None) -> dict[str, Array]:
         feeds = self.feeds[index]
         axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
-        return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
+        rows = {name: Feed(expected[name], axis) for name in self.rows} if expected else {}
+        return runner.run({**feeds, **rows}, [Fetch(name, axis) for name in (*self.inner, *self.outputs)])
 
     def agreements(self, runner: NcnnRunner, *groups: Collection[int]) -> list[Agreement]:
         """Return the agreement of an int8 net with the float net for each group of samples, the worst first."""
@@ -252,7 +259,8 @@ class Runs:
                 self._expected[index] = self._run(self.float, index)
                 self._room -= sum(array.nbytes for array in self._expected[index].values())
         for index in indices:
-            expected, outputs = self._expected.get(index) or self._run(self.float, index), self._run(runner, index)
+            expected = self._expected.get(index) or self._run(self.float, index)
+            outputs = self._run(runner, index, expected)
             for agreement, group in zip(agreements, groups, strict=True):
                 if index in group:
                     agreement.add(expected, outputs)

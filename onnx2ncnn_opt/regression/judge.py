@@ -39,6 +39,7 @@ from onnx2ncnn_opt.verification.model import net_feeds, verify_net
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, tolerance_within
 from onnx2ncnn_opt.verification.model_runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.order import NetOrder
 from onnx2ncnn_opt.verification.sqnr import agreement
 from onnx2ncnn_opt.version import __version__
 
@@ -272,9 +273,10 @@ class _Judgement:
             )
         model = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **self.cut)
         runs = [(arrays, model.run_any(arrays)) for arrays in samples]
+        order = NetOrder.of(self.source, self.manifest, self.loaded)
         for mode in self.modes:
             runner = NcnnRunner(*self.net, mode=mode, timeout=self.model.timeout, worker=self.worker)
-            result = agreement(runner, runs, self.manifest)
+            result = agreement(runner, runs, self.manifest, order)
             decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)
             for what, measured in (("sqnr", decibels), ("top1", result.top1)):
                 limit = getattr(self.limits, what)

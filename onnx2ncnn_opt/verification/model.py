@@ -18,7 +18,6 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.precision.masks import open_like_data
@@ -182,7 +181,7 @@ class _ModelJudge:
         self.like_data: list[Run] = []
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
-        self._order = _order_of(model.source, self.manifest, self.model)
+        self._order = NetOrder.of(model.source, self.manifest, self.model)
         self._within = tolerance_within(self.model)
         self.net = NetFacts.of(*net)
         self._step = quantised_step(self.model, self.net)
@@ -331,15 +330,6 @@ class _ModelJudge:
         by_mode = self._right_in_fp32(rows, self._worst[1])
         text = f"; the net is right in fp32, so the cause is {mode}"
         return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
-
-
-def _order_of(source: Path | bytes, manifest: Manifest | None, model: LoadedModel) -> NetOrder | None:
-    """Return the model in the order of a net that sorts."""
-    if manifest is None or not manifest.sorts:
-        return None
-    compared = [entry.name for entry in manifest.read]
-    sorts = [sort.indices for sort in manifest.sorts]
-    return NetOrder.of(source, sorts, model.values, manifest.compared or model.cut, compared)
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -24,18 +25,14 @@ class NetOrder:
     rounding: Rounding
 
     @classmethod
-    def of(
-        cls,
-        model: Path | bytes,
-        sorts: Sequence[str],
-        values: Mapping[str, Any],
-        outputs: Sequence[str],
-        compared: Sequence[str],
-    ) -> NetOrder:
-        """Return the model with these `outputs` (none: all), of which the net has those that are `compared`."""
-        data = with_order(model, outputs, sorts)
-        further = [prefix + sort for sort in sorts for prefix in (FOUND, BEST)]
-        return cls(OrtRunner(data, values=values, threads=None), Rounding(data, [*compared, *further], values))
+    def of(cls, source: Path | bytes, manifest: Manifest | None, model: LoadedModel) -> NetOrder | None:
+        """Return the model of a manifest's net; None for a net that does not sort."""
+        if manifest is None or not manifest.sorts:
+            return None
+        sorts = [sort.indices for sort in manifest.sorts]
+        data = with_order(source, manifest.compared or model.cut, sorts)
+        compared = [entry.name for entry in manifest.read] + [x + sort for sort in sorts for x in (FOUND, BEST)]
+        return cls(OrtRunner(data, values=model.values, threads=None), Rounding(data, compared, model.values))
 
     def run(self, feeds: Mapping[str, Array], rows: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return inputs with the net's indices, and the model's outputs; `rows` are those of each sort in the net."""

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.verdict.ordered_model import BEST, FOUND
+from onnx2ncnn_opt.verification.order import NetOrder
 from onnx2ncnn_opt.verification.outputs import in_shape_of, input_slots, read_outputs
 
 _CONFIDENCE = 20  # one of 20 bounds may be wrong
@@ -85,18 +87,29 @@ def decibels(noise: float) -> float:
 
 
 def agreement(
-    runner: NcnnRunner, runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]], manifest: Manifest | None
+    runner: NcnnRunner,
+    runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]],
+    manifest: Manifest | None,
+    order: NetOrder | None = None,
 ) -> Agreement:
     """Return the agreement of a net with its model; `runs` are inputs and outputs of the model.
 
-    Without a manifest, all likely ways to feed the net are tried, and the best one counts.
+    Without a manifest, all likely ways to feed the net are tried, and the best one counts. A net that sorts is compared
+    in its own `order`, with the noise of scores in this order.
     """
     runs = list(runs)
     blobs, agreements, is_exact = runner.output_names(), [], manifest is not None
     for way in input_slots(manifest, runs[0][0], runner.input_names()):
         agreements.append(Agreement())
         for feeds, reference in runs:
-            results, _ = read_outputs(runner, way, feeds, reference, manifest, blobs)
+            results, rows = read_outputs(runner, way, feeds, reference, manifest, blobs)
+            found: dict[str, Array] = {}
+            arrays = {name: array for name, array in rows.items() if not isinstance(array, Failure)}
+            if order is not None and len(arrays) == len(rows):
+                whole = order.run(feeds, arrays)[1]
+                found = {BEST + sort: whole[FOUND + sort] for sort in rows}
+                reference = {name: whole[name] for name in (*reference, *found)}
             outputs = {x.name: in_shape_of(reference[x.name], x, result, is_exact=is_exact) for x, result in results}
+            outputs |= found
             agreements[-1].add(reference, {name: array for name, array in outputs.items() if array is not None})
     return max(agreements, key=lambda agreement: agreement.decibels)

@@ -81,6 +81,24 @@ def test_every_layer_in_int8(tmp_path: Path, param: Path) -> None:
     assert files.bin.stat().st_size < 0.5 * param.with_suffix(".bin").stat().st_size
 
 
+def sorting() -> onnx.ModelProto:
+    """Return a model that sorts boxes by their scores."""
+    text = """(float[1,3,16,16] x) => (float[1,200,4] y)
+        <int64[1] k = {200}, int64[3] row = {1,256,1}, int64[3] rows = {1,4,256}, int64[3] sizes = {1,200,4}> {
+        scores = Conv<pads = [1, 1, 1, 1]>(x, w1, b1) s = Reshape(scores, row) v, i = TopK<axis = 1>(s, k)
+        boxes = Conv<pads = [1, 1, 1, 1]>(x, w2, b2) b = Reshape(boxes, rows) t = Transpose<perm = [0, 2, 1]>(b)
+        wide = Expand(i, sizes) y = GatherElements<axis = 1>(t, wide) }"""
+    return with_weights(text, {"w1": (1, 3, 3, 3), "w2": (4, 3, 3, 3)})
+
+
+def test_rows_in_another_order_are_no_noise() -> None:
+    """8 bits exchange rows of similar scores: the net goes on with the float net's rows, and scores are compared."""
+    made = quantize(sorting().SerializeToString(), data(), every=True)
+    assert "DetectionOutput" in {layer.type for layer in made.result.graph}
+    assert all(row.is_int8 for row in made.layers)
+    assert made.result.decibels > 30
+
+
 def test_verification_on_the_data_and_beyond_it(tmp_path: Path) -> None:
     """Inputs eight times as large as the data are cut off."""
     onnx.save(cnn(), tmp_path / "model.onnx")
