@@ -18,11 +18,12 @@ def _fixture(name: str) -> Callable[[Path], None]:
     return lambda path: onnx.save(refilled(ROOT / "fixtures" / f"{name}.onnx"), path)
 
 
-def _classifier() -> onnx.ModelProto:
+def classifier(image: str = "image") -> onnx.ModelProto:
+    """Return a classifier of pictures of 224x224; `image` is its input's name."""
     rng = np.random.default_rng(0)
     return parsed(
-        "(float[1, 3, 224, 224] image) => (float[1, 1000] scores) {"
-        " c = Conv<strides = [16, 16]>(image, w) m = Mul(c, s) r = Relu(m) p = GlobalAveragePool(r)"
+        f"(float[1, 3, 224, 224] {image}) => (float[1, 1000] scores) {{"
+        f" c = Conv<strides = [16, 16]>({image}, w) m = Mul(c, s) r = Relu(m) p = GlobalAveragePool(r)"
         " f = Flatten(p) scores = Gemm<transB = 1>(f, v, b) }",
         w=rng.standard_normal((16, 3, 16, 16), np.float32) / 16,
         s=rng.uniform(0.5, 2, (16, 1, 1)).astype(np.float32),
@@ -56,7 +57,7 @@ def _yolo() -> onnx.ModelProto:
 
 def _param(path: Path) -> None:
     """Write a net as pnnx writes one: its names, and no shapes."""
-    files = lower(_classifier(), optimize=False, blob_names="pnnx").save(path.with_suffix(""))
+    files = lower(classifier(), optimize=False, blob_names="pnnx").save(path.with_suffix(""))
     text = files.param.read_text()
     path.write_text(re.sub(r"^(Input .* 0 1 in0).*", r"\1", text, flags=re.MULTILINE))
     files.bin.rename(path.with_suffix(".bin"))
@@ -73,8 +74,8 @@ def _photo(path: Path) -> None:
 # The files that a command reads and that no other command of the page has written.
 STAND_INS: Mapping[str, Callable[[Path], None]] = {
     "mobilenet_v3_small.onnx": _fixture("models/mobilenet_v3_small.ts"),
-    "classifier.onnx": lambda path: onnx.save(_classifier(), path),
-    "models/classifier.onnx": lambda path: onnx.save(_classifier(), path),
+    "classifier.onnx": lambda path: onnx.save(classifier(), path),
+    "models/classifier.onnx": lambda path: onnx.save(classifier(), path),
     "yolo11n.onnx": lambda path: onnx.save(_yolo(), path),
     "qwen/model.onnx": _fixture("llm/qwen2.optimum"),
     "net.param": _param,

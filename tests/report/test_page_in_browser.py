@@ -210,6 +210,8 @@ def test_nothing_is_wider_than_the_screen(shown: Page, tmp_path: Path, width: in
         shown.run("document.querySelector('.net .list').focus()")
         shown.key("ArrowDown", times=3)
     assert shown.run("Math.max(...[...document.querySelectorAll('#outputs tr')].map(row => row.offsetHeight))") < 700
+    # The rule's name is not broken into letters.
+    assert shown.run("document.querySelector('#outputs td:nth-last-child(2)').offsetWidth") >= 90
     # The panel leaves the layer that it is about in sight.
     shown.run("document.querySelector('.net .list').scrollIntoView({block: 'start', behavior: 'instant'})")
     shown.settle()
