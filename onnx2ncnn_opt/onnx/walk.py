@@ -34,6 +34,7 @@ from onnx2ncnn_opt.onnx.lower.builder import Results
 from onnx2ncnn_opt.onnx.lower.checks import Invalid, Refusal, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
+from onnx2ncnn_opt.onnx.lower.functional.table import LOOKUPS, tabulated
 from onnx2ncnn_opt.onnx.lower.layout import Layout, output_layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
@@ -43,7 +44,7 @@ from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import schema_error
-from onnx2ncnn_opt.onnx.read.structure import names_of, read_values
+from onnx2ncnn_opt.onnx.read.structure import attributes_of, names_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
 from onnx2ncnn_opt.onnx.value import (
     Constant,
@@ -294,6 +295,10 @@ class Walk(ImportContext):
         if request is not None:
             return import_custom(self, request, node, operands)
         op = self._importer(node)
+        data, indices = [*operands, None, None][:2]
+        if node.op_type in LOOKUPS and not node.domain and isinstance(data, Operand) and isinstance(indices, Tensor):
+            axis = attributes_of(node).get("axis", 0) % max(data.rank, 1)
+            operands = [*(tabulated(self, data, self.values, axis) or operands)]
         if not op.is_foreign:
             return call(self, op, node, operands)
         importer = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.fold.cells import as_constant
 from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -26,7 +27,17 @@ from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
 from onnx2ncnn_opt.onnx.lower.functional.resampling import SIMPLE, Axis, Sampling
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Ints,
+    Operand,
+    Sizes,
+    SymbolicTensor,
+    Tensor,
+    held_as_float,
+    is_float,
+    is_held_as_float,
+)
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _LARGEST_DENOMINATOR = 64  # of a scale of dynamic sizes
@@ -44,7 +55,7 @@ def _resized(node: NodeView) -> int:
 @onnx_op("Upsample", since=7, later=("scales",), batch=0, integers=True, items=_resized)
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
-def resize10(im: ImportContext, x: Value, scales: Array, *, mode: str = "nearest") -> Value:
+def resize10(im: ImportContext, x: Operand, scales: Array, *, mode: str = "nearest") -> Operand:
     """Interp; coordinates are asymmetric, nearest rounds down, or up if an axis shrinks."""
     sampling = Sampling(mode, "asymmetric", SIMPLE)
     return _resize(im, *_scaled(im, x, np.asarray(scales), sampling), sampling)
@@ -53,7 +64,7 @@ def resize10(im: ImportContext, x: Value, scales: Array, *, mode: str = "nearest
 @onnx_op("Resize", since=11, batch=0, integers=True, items=_resized)
 def resize11(
     im: ImportContext,
-    x: Value,
+    x: Operand,
     roi: Array | None = None,
     scales: Array | None = None,
     sizes: Sizes | None = None,
@@ -61,7 +72,7 @@ def resize11(
     axes: Ints | None = None,
     keep_aspect_ratio_policy: str = "stretch",
     sampling: Sampling,
-) -> Value:
+) -> Operand:
     """Interp, or products with constant matrices."""
     targets = im.axes(range(x.rank) if axes is None else axes, x.rank)
     regions: dict[int, tuple[float, float]] = {}
@@ -92,7 +103,7 @@ def resize11(
     return _resize(im, x, [a._replace(region=regions.get(a.axis, a.region)) for a in changes], sampling)
 
 
-def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: Sizes, policy: str) -> list[Axis]:
+def _in_proportion(im: ImportContext, x: Operand, targets: Sequence[int], sizes: Sizes, policy: str) -> list[Axis]:
     """Return all axes with one common scale, so that none gets larger (or smaller) than its requested size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
@@ -110,11 +121,13 @@ def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: S
 def _sized(axis: int, size: Dim, out: Dim) -> Axis:
     if isinstance(size, int) and isinstance(out, int):
         return Axis(axis, size, out, out / size)
-    factor = 1 if size == out else exact_div(out, size)
+    factor, divisor = 1 if size == out else exact_div(out, size), exact_div(size, out)
+    if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
+        return Axis(axis, size, out, 1 / divisor)  # exact in float32
     return Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
 
 
-def _scaled(im: ImportContext, x: Value, scales: Array, sampling: Sampling) -> tuple[Value, list[Axis]]:
+def _scaled(im: ImportContext, x: Operand, scales: Array, sampling: Sampling) -> tuple[Operand, list[Axis]]:
     """Return all axes with their scales, and the operand, perhaps cropped along dynamic axes."""
     if scales.ndim != 1:
         raise im.invalid("its scales are not a list")
@@ -139,12 +152,18 @@ def _scaled(im: ImportContext, x: Value, scales: Array, sampling: Sampling) -> t
     return x, axes
 
 
-def _resize(im: ImportContext, x: Value, axes: list[Axis], sampling: Sampling) -> Value:
+def _resize(im: ImportContext, x: Operand, axes: list[Axis], sampling: Sampling) -> Operand:
     if any(a.out == a.size and a.region != (0.0, 1.0) for a in axes):
         reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
         raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
         return x
+    if not isinstance(x, Tensor) and not sampling.crops:
+        cells = x.array if isinstance(x, Constant) else x.cells
+        if cells.size and (cells == cells.flat[0]).all() and not isinstance(cells.flat[0], Sym):  # masks of ones
+            one = cells.flat[:1].reshape((1,) * x.rank)
+            return as_constant(SymbolicTensor(one, tuple(a.out for a in axes), x.dtype))
+    x = x if isinstance(x, Constant) else im.tensor(x)
     is_known = is_fixed([a.out for a in axes]) and (sampling.mode == "nearest" or is_float(x.dtype))
     if isinstance(x, Constant) and is_known and not sampling.crops:  # as embeddings of positions
         return _of_constant(im, x, axes, sampling)

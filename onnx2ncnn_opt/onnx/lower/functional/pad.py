@@ -118,9 +118,10 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
     laid_out, size = im.along(x, [axis]), x.shape[axis]
     if size == 1:  # repeat the element
         return repeated(im, laid_out, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
-    if not isinstance(size, int) or max(begin, end) > size:
+    if isinstance(size, int) and max(begin, end) > size:
         reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
         raise im.refuse(reason, "pad by at most the size of the axis")
+    im.demand(size, max(begin, end))
     before = [crop(im, laid_out, axis, size - begin, size)] if begin else []
     after = [crop(im, laid_out, axis, 0, end)] if end else []
     return im.tensor(concat(im, *before, laid_out, *after, axis=axis))
