@@ -73,7 +73,7 @@ def _photo(path: Path) -> None:
 
 # The files that a command reads and that no other command of the page has written.
 STAND_INS: Mapping[str, Callable[[Path], None]] = {
-    "mobilenet_v3_small.onnx": _fixture("models/mobilenet_v3_small.ts"),
+    "mobilenet.onnx": _fixture("models/mobilenet_v3_small.ts"),
     "classifier.onnx": lambda path: onnx.save(classifier(), path),
     "models/classifier.onnx": lambda path: onnx.save(classifier(), path),
     "yolo11n.onnx": lambda path: onnx.save(_yolo(), path),
