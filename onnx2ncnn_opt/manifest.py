@@ -150,6 +150,12 @@ def limit_of(text: str, least: int) -> tuple[str, str]:
     return text, f"{least} or more"
 
 
+def multiple_of(text: str) -> int:
+    """Return the number that a size is a multiple of: 2 for "2*h"; 1 for other sizes."""
+    match = re.fullmatch(r"([0-9]+)\*\w+", text)
+    return int(match[1]) if match else 1
+
+
 def tail_path(param: Path) -> Path:
     """Return the path of a net's tail."""
     return param.with_suffix(".tail.onnx")

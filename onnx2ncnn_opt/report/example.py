@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of, multiple_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.report.embed import EmbeddedNet
 from onnx2ncnn_opt.report.tail_call import cpp_call, cpp_size, python_call
@@ -151,8 +151,11 @@ def _filled(template: str, blocks: Mapping[str, Iterable[str]], **words: str) ->
     return Template(template).substitute(lines, **words)
 
 
-def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a condition and a message for each size that has a minimum; `codes` are expressions of sizes by name."""
+def _unfit(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a condition and a message for each size with a minimum or a factor; `codes` are expressions of sizes."""
+    for text, code in codes.items():
+        if multiple_of(text) > 1:
+            yield f"{code} % {multiple_of(text)}", f"the net is for multiples of {multiple_of(text)} as {_plain(text)}"
     for text, least in manifest.minimum.items():
         size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
         if size is not None:
@@ -172,7 +175,7 @@ def _python(job: _Job) -> str:
     }
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
-        "checks": (f"    if {bad}:\n        raise SystemExit({text!a})" for bad, text in _too_small(manifest, codes)),
+        "checks": (f"    if {bad}:\n        raise SystemExit({text!a})" for bad, text in _unfit(manifest, codes)),
         "feeds": (_python_feed(mat) for mat in inputs if mat.entry.blob),
         "call": python_call(manifest, tail, codes) if tail else (),
         "fetches": map(_python_fetch, manifest.outputs),
@@ -316,7 +319,7 @@ def _cpp_run(
     yield "    ncnn::Extractor ex = net.create_extractor();"
     for lines in feeds:
         yield from ("", *lines)
-    for condition, problem in _too_small(job.manifest, codes):
+    for condition, problem in _unfit(job.manifest, codes):
         yield from ("", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;")
     for number, entry in enumerate(job.manifest.outputs):
         is_read = job.manifest.tail is not None and entry.name in job.manifest.tail.inputs

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of, multiple_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step
 
@@ -162,11 +162,18 @@ def check_arrays(
             where = f"a table of {entry.table} entries, which go from 0 to {entry.table - 1}"
             raise UsageError(f"{entry.name} has {array.min()} to {array.max()}, but is an index into {where}")
         checked[entry.name] = array.astype(dtype, copy=False)
-    for text, size in sizes.items():  # P+S has to be this sum
+    _check_sizes(sizes)
+    return checked
+
+
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise UsageError if a size is not the multiple or the sum that it has to be: 2*h, P+S."""
+    for text, size in sizes.items():
+        if size % multiple_of(text):
+            raise UsageError(f"{text} has to be a multiple of {multiple_of(text)}, but an array has {size}")
         total = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
         if isinstance(total, int) and total != size:
             raise UsageError(f"{text} has to be {total} beside the other sizes, but an array has {size}")
-    return checked
 
 
 def np_dtype(entry: Entry) -> np.dtype[Any]:

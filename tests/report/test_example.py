@@ -174,6 +174,28 @@ def test_sizes_below_the_minimum(tmp_path: Path) -> None:
         example(manifest, param, bin, language="cpp", shapes={"x": (1, 2, 2, 25)})
 
 
+def test_sizes_that_are_no_multiples(tmp_path: Path) -> None:
+    model = """(float[1,2,H,4] x) => (float[1,2,h,2,4] y) {
+        s = Shape<start = 2, end = 3>(x) two = Constant<value_ints = [2]>() half = Div(s, two)
+        front = Constant<value_ints = [1, 2]>() back = Constant<value_ints = [2, 4]>()
+        shape = Concat<axis = 0>(front, half, back) y = Reshape(x, shape)
+    }"""
+    files = lower(parsed(model)).save(tmp_path / "net")
+    manifest = read_manifest(files.manifest)
+    assert manifest.inputs[0].shape == (1, 2, "2*H_2", 4)
+    with (
+        Net(tmp_path / "net") as net,
+        pytest.raises(UsageError, match=r"2\*H_2 has to be a multiple of 2, but an array"),
+    ):
+        net.run({"x": np.ones((1, 2, 5, 4), np.float32)})
+    run = runpy.run_path(str(python_program(tmp_path, manifest, files.param, files.bin)))
+    loaded = run["load"]()
+    assert run["run"](loaded, {"x": np.ones((1, 2, 6, 4), np.float32)})["y"].shape == (1, 2, 3, 2, 4)
+    with pytest.raises(SystemExit, match=r"the net is for multiples of 2 as 2\*H_2"):
+        run["run"](loaded, {"x": np.ones((1, 2, 5, 4), np.float32)})
+    assert "if (in0.h % 2)" in example(manifest, files.param, files.bin, language="cpp")
+
+
 def test_sizes_that_do_not_fit_and_wrong_manifests(tmp_path: Path) -> None:
     manifest, param, bin = saved(tmp_path, "batch")
     with pytest.raises(UsageError, match="the net has no input 'q'; its inputs are x, v"):

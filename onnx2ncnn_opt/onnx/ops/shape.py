@@ -3,7 +3,7 @@
 Also operators that fold if their results depend only on dynamic sizes, and are refused otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -11,7 +11,20 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, known, product, shape_text
+from onnx2ncnn_opt.ir.dim import (
+    Dim,
+    Shape,
+    Sym,
+    calls,
+    exact_div,
+    is_fixed,
+    known,
+    names_in,
+    product,
+    shape_text,
+    substituted,
+    symbol,
+)
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes import evaluate
@@ -44,7 +57,19 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     size, total = product(x.shape), product(target)
     if isinstance(size, int) and isinstance(total, int) and size != total:
         raise im.mismatch(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(target))}", [(size, total)])
+    if size != total and x.view.reshape(tuple(target)) is None and (multiples := _multiples(im, size, total)):
+        raise im.invalid(f"{shape_text(x.shape)} may differ from {shape_text(tuple(target))}", multiples)
     return im.reshape(x, tuple(target))
+
+
+def _multiples(im: ImportContext, size: Dim, total: Dim) -> Sequence[tuple[Dim, Dim]]:
+    """Return multiples for dimensions, as (h, 2 * h_2) for a `total` of h // 2 * 2, if only they make it the `size`."""
+    names = names_in(size for info in im.model.inputs for size in info.shape)
+    halves = {str(call.a): call.b for call in calls(total) if call.operator == "//" and isinstance(call.b, int)}
+    multiples = {name: symbol(f"{name}_{by}") * by for name, by in halves.items() if name in names}
+    are_new = names.isdisjoint(names_in(multiples.values()))
+    fits = substituted(size, multiples) == substituted(total, multiples)
+    return [(symbol(name), multiple) for name, multiple in multiples.items()] if fits and are_new else ()
 
 
 @onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=True)
