@@ -133,7 +133,8 @@ class Net(AbstractContextManager["Net"]):
         Raises UsageError for a net without caches or without an input for tokens, and the errors of `run`.
         """
         if self.manifest is None or not self.manifest.caches:
-            raise UsageError(f"{self.param} has no caches of attention, or no manifest that names them: use run")
+            reason = "has no caches of attention, or no manifest that names them"
+            raise UsageError(f"{self.param} {reason}: use run (docs/llm.md, When it does not work)")
         step = StepInputs.of(self.manifest)
         arrays = {**self._kept_inputs, **step.arrays(np.atleast_1d(ids), self.past), **(inputs or {})}
         results = self._run(self.manifest, arrays, outputs)
