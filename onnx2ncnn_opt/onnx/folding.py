@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.fold import sizes
@@ -14,6 +16,8 @@ from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget
 from onnx2ncnn_opt.onnx.ops import folds
 from onnx2ncnn_opt.onnx.read.structure import attributes_of
 from onnx2ncnn_opt.onnx.value import Constant, NodeItems, Operand, SymbolicTensor
+
+_FRACTIONS = frozenset(n / 64 for n in range(1, 256))  # float32 computes them exactly times sizes up to 2**16
 
 
 def folded(im: ImportContext, node: onnx_ir.Node, operands: NodeItems, budget: MemoryBudget) -> NodeItems | None:
@@ -48,9 +52,33 @@ def _of_sizes(im: ImportContext, node: onnx_ir.Node, operands: Sequence[Known | 
     result = sizes.evaluate(node.op_type, operands, attributes_of(node))
     if result is None and node.op_type == "Div":
         result = _quotient(im, *operands)
+    if result is None and node.op_type == "Mul":
+        result = _floor(node, *operands)
     if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
         return replace(result, cells=map_cells(im.without_quotients, result.cells))
     return result
+
+
+def _floor(node: onnx_ir.Node, a: Known | None, b: Known | None) -> Known | None:
+    """Return the floor of a size times a fraction, which float32 computes exactly, if all readers round it down."""
+    size, factor = (b, a) if isinstance(a, Constant) else (a, b)
+    number = factor.scalar if isinstance(factor, Constant) else None
+    if not isinstance(size, SymbolicTensor) or number not in _FRACTIONS or not _is_rounded_down(node.outputs[0]):
+        return None
+    times, parts = Fraction(number or 0).as_integer_ratio()
+    product = sizes.evaluate("Mul", [replace(size, dtype=np.dtype(np.int64)), Constant(np.array(times))], {})
+    whole = sizes.evaluate("Div", [product, Constant(np.array(parts))], {})
+    return replace(whole, dtype=size.dtype) if isinstance(whole, SymbolicTensor) else None
+
+
+def _is_rounded_down(value: onnx_ir.Value) -> bool:
+    """Return True if Floor or a Cast to integers is all that reads a value, perhaps after Casts to floats."""
+    for node in value.consumers():
+        is_cast = node.op_type == "Cast"
+        to_float = is_cast and onnx_ir.DataType(attributes_of(node)["to"]).is_floating_point()
+        if not (_is_rounded_down(node.outputs[0]) if to_float else is_cast or node.op_type == "Floor"):
+            return False
+    return bool(value.uses()) and not value.is_graph_output()
 
 
 def _quotient(im: ImportContext, a: Known | None, b: Known | None) -> Known | None:

@@ -113,8 +113,16 @@ def require_no_activation(layer: Layer) -> None:
 
 
 def channels(layer: Layer) -> int:
-    """Return the number of output channels of a layer that `fold` takes."""
-    return int(layer[{"BatchNorm": "channels", "Scale": "scale_data_size"}.get(layer.type, "num_output")])
+    """Return the number of output channels of a layer that `fold` takes, or of the columns of a Gemm."""
+    names = {"BatchNorm": "channels", "Scale": "scale_data_size", "Gemm": "constantN"}
+    return int(layer[names.get(layer.type, "num_output")])
+
+
+def are_columns(layer: Layer) -> bool:
+    """Return True if the channels of a layer's output are its columns, not its outermost axis."""
+    if layer.type == "Gemm":
+        return not layer["output_transpose"]
+    return layer.type == "InnerProduct" and len(known_shape(layer.output)) == 2
 
 
 def require_outermost_channels(layer: Layer, blob: Blob) -> None:
@@ -162,10 +170,10 @@ def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
     return factors
 
 
-def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
-    """Return the effect of a BinaryOp with a constant or its scalar on each output channel of a layer."""
-    is_matrix = const is not None and layer.type == "InnerProduct" and len(known_shape(layer.output)) == 2
-    return linear(op, channels(layer), const, per_column if is_matrix else per_channel)
+def binaryop_affine(op: Layer, layer: Layer, const: Layer | None, count: int | None = None) -> Affine:
+    """Return the effect of a BinaryOp with a constant or its scalar on each (or `count`) output channels of a layer."""
+    read = per_column if const is not None and are_columns(layer) else per_channel
+    return linear(op, channels(layer) if count is None else count, const, read)
 
 
 def linear(

@@ -1,14 +1,14 @@
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import is_constant, per_channel, per_column
+from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._families import FOLDING, WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
     Affine,
+    are_columns,
     binaryop_affine,
     channels,
     fold,
-    linear,
     require_no_activation,
     require_outermost_channels,
     require_own_weights,
@@ -20,14 +20,18 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_size, known_shape, layer_pass, require, rewrite
 
 _LAYER = op(types_of(FOLDING), "layer")
+_WITH_GEMM = op((*types_of(FOLDING), "Gemm"), "layer")
 
 
 @rewrite(
     op("BatchNorm", "norm")(_LAYER),
     op("Scale", "norm")(_LAYER),
-    *with_constant(_LAYER, ARITHMETIC),
+    *with_constant(_WITH_GEMM, ARITHMETIC),
     exact=False,
-    covers=[f"fuse_{family}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")],
+    covers=[
+        *(f"fuse_{family}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")),
+        *("fuse_gemm_mul", "fuse_gemm_add"),
+    ],
     purpose="nets that were written as they were trained; learned factors and ranges of outputs",
 )
 def fuse_affine(
@@ -35,16 +39,27 @@ def fuse_affine(
 ) -> Layer:
     """x ── Convolution ── BatchNorm, Scale, BinaryOp (constant) ──   ⇒   x ── Convolution ──
 
-    Folds factors and offsets per channel into a convolution, deconvolution, InnerProduct, BatchNorm or Scale.
+    Folds factors and offsets per channel into a convolution, deconvolution, InnerProduct, Gemm, BatchNorm or Scale.
     """
-    require_own_weights(layer)
-    if layer.type not in ("BatchNorm", "Scale"):
-        require_no_activation(layer)
+    _require_foldable(layer)
     if binary is not None:
-        return fold(layer, binaryop_affine(binary, layer, constant))
+        return _folded(layer, binaryop_affine(binary, layer, constant))
     assert norm is not None
     require_outermost_channels(layer, layer.output)
     return fold(layer, slice_affine(norm, channels(layer)))
+
+
+def _require_foldable(layer: Layer) -> None:
+    if layer.type == "Gemm":
+        require_columns(layer)
+        return
+    require_own_weights(layer)
+    if layer.type not in ("BatchNorm", "Scale"):
+        require_no_activation(layer)
+
+
+def _folded(layer: Layer, affine: Affine) -> Layer:
+    return folded(layer, affine) if layer.type == "Gemm" else fold(layer, affine)
 
 
 @layer_pass(
@@ -61,23 +76,16 @@ def fuse_affine_after_slice(binary: Layer) -> Replacement | None:
     layer = cut.input.producer if cut is not None and cut.type == "Slice" else None
     if cut is None or layer is None or layer.type not in (*types_of(WEIGHTED), "Gemm"):
         return None
-    whole, (part,), is_gemm = cut.input, parts, layer.type == "Gemm"
-    if is_gemm:
-        require_columns(layer)
-    else:
-        require_own_weights(layer)
-        require_no_activation(layer)
-    rank = len(known_shape(whole))
-    in_rows = not layer["output_transpose"] if is_gemm else layer.type == "InnerProduct" and rank == 2
-    axis = cut["axis"] % rank
-    require(axis == int(in_rows), f"'{cut.name}' does not cut the channels of '{whole.name}'")
+    whole, (part,) = cut.input, parts
+    _require_foldable(layer)
+    axis = cut["axis"] % len(known_shape(whole))
+    require(axis == int(are_columns(layer)), f"'{cut.name}' does not cut the channels of '{whole.name}'")
     start = sum(fixed_size(blob, axis) for blob in cut.outputs[: cut.outputs.index(part)])
-    size, count = fixed_size(part, axis), layer["constantN"] if is_gemm else channels(layer)
-    constant = constants[0].producer if constants else None
+    size, count = fixed_size(part, axis), channels(layer)
     affine = Affine(np.ones(count), np.zeros(count))
-    own = linear(binary, size, constant, per_column if in_rows else per_channel)
+    own = binaryop_affine(binary, layer, constants[0].producer if constants else None, size)
     affine.scale[start : start + size], affine.shift[start : start + size] = own
-    new = folded(layer, affine) if is_gemm else fold(layer, affine)
+    new = _folded(layer, affine)
     # No other blob of the net has these numbers, so the names of the old ones do not fit.
     end = Blob(f"{whole.name.removesuffix('_folded')}_folded", whole.shape, whole.batch)
     blobs = [Blob(blob.name, blob.shape, blob.batch) for blob in cut.outputs]

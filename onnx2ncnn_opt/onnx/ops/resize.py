@@ -6,6 +6,7 @@ All other modes are linear in the operand, so they become products with a consta
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold.cells import as_constant
+from onnx2ncnn_opt.onnx.fold.cells import as_constant, as_symbolic
 from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -27,17 +28,7 @@ from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
 from onnx2ncnn_opt.onnx.lower.functional.resampling import SIMPLE, Axis, Sampling
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import (
-    Constant,
-    Ints,
-    Operand,
-    Sizes,
-    SymbolicTensor,
-    Tensor,
-    held_as_float,
-    is_float,
-    is_held_as_float,
-)
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, Tensor, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _LARGEST_DENOMINATOR = 64  # of a scale of dynamic sizes
@@ -159,10 +150,10 @@ def _resize(im: ImportContext, x: Operand, axes: list[Axis], sampling: Sampling)
     if all(a.out == a.size for a in axes):
         return x
     if not isinstance(x, Tensor) and not sampling.crops:
-        cells = x.array if isinstance(x, Constant) else x.cells
-        if cells.size and (cells == cells.flat[0]).all() and not isinstance(cells.flat[0], Sym):  # masks of ones
-            one = cells.flat[:1].reshape((1,) * x.rank)
-            return as_constant(SymbolicTensor(one, tuple(a.out for a in axes), x.dtype))
+        one, cells = as_symbolic(x), as_symbolic(x).cells
+        if cells.size and (cells == cells.flat[0]).all() and not isinstance(cells.flat[0], Sym):  # as masks of ones
+            cells = cells.flat[:1].reshape((1,) * x.rank)
+            return as_constant(replace(one, cells=cells, shape=tuple(a.out for a in axes)))
     x = x if isinstance(x, Constant) else im.tensor(x)
     is_known = is_fixed([a.out for a in axes]) and (sampling.mode == "nearest" or is_float(x.dtype))
     if isinstance(x, Constant) and is_known and not sampling.crops:  # as embeddings of positions

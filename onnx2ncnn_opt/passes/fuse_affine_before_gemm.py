@@ -1,40 +1,12 @@
-"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_affine_before_gemm`: fold factors and offsets into the weights of a Gemm."""
-
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import is_constant, per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, offsets_of, slice_affine
-from onnx2ncnn_opt.passes._gemm import (
-    columns_of_b,
-    folded,
-    offset_per_column,
-    require_columns,
-    require_constant_b,
-    scaled_b,
-    with_c,
-)
-from onnx2ncnn_opt.passes._linear import LINEAR, with_constant
+from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_b, with_c
+from onnx2ncnn_opt.passes._linear import LINEAR
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Replacement, Rewrite, known_shape, layer_pass, require, rewrite
-
-
-def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
-    @rewrite(
-        *with_constant(op("Gemm", "gemm"), kinds),
-        exact=False,
-        name=f"fuse_gemm_{name}",
-        summary=f"x ── Gemm (constant B) ── BinaryOp {name} (constant) ──   ⇒   x ── Gemm (constant B) ──",
-        purpose="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
-    )
-    def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
-        require_columns(gemm)
-        read = per_channel if gemm["output_transpose"] else per_column
-        return folded(gemm, linear(binary, gemm["constantN"], constant, read))
-
-    return fuse
-
+from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
 
 _AFFINE = op("BinaryOp", op_type=LINEAR)
 _TRANSPOSE = op("Permute", order_type=1)
@@ -82,7 +54,3 @@ def _with_affine(gemm: Layer, affine: Layer, constant: Layer | None, outermost: 
     columns = columns_of_b(gemm)
     c = offsets_of(columns * shift, offset_per_column(gemm), lambda: np.abs(columns * scale).sum(axis=1))
     return with_c(gemm.having(inputs=[source]), c, **b)
-
-
-fuse_gemm_mul = _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}))
-fuse_gemm_add = _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}))
