@@ -65,8 +65,10 @@ def run(path: Path, program: Path, folder: Path) -> str:
         prompt = np.random.default_rng(0).integers(3, 94, length).tolist()
         expected = onnxruntime_scores(model, read_manifest(folder / "nets.ncnn.json"), prompt, _COUNT).argmax(1)
         text = "".join(chr(_BYTES[token]) for token in prompt)
-        printed = subprocess.run([program, "nets", text], cwd=folder, check=True, capture_output=True).stdout.decode()
-        tokens = [_BYTES.index(int(word)) for word in printed.partition("bytes:")[2].split()]
+        ended = subprocess.run([program, "nets", text], cwd=folder, capture_output=True)
+        if ended.returncode:
+            return f"ncnn_llm ends with {ended.returncode}"
+        tokens = [_BYTES.index(int(word)) for word in ended.stdout.decode().partition("bytes:")[2].split()]
         same = sum(a == b for a, b in zip(tokens, expected.tolist(), strict=True))
         said.append(f"{same} of {_COUNT} after a prompt of {length}")
     return ", ".join(said)
