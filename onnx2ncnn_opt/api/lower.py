@@ -224,7 +224,8 @@ class Conversion(NetResult[Files]):
         from onnx2ncnn_opt.verification.model import verify_net  # both runtimes
 
         model, tail = runs.result(), None if self.tail is None else self.tail.data
-        fixed: dict[str, Any] = {"manifest": self.manifest(), "tail": tail, "worker": worker, "runs": model}
+        model.manifest = self.manifest()  # masks have changed the names of inner blobs if these are numbers
+        fixed: dict[str, Any] = {"manifest": model.manifest, "tail": tail, "worker": worker, "runs": model}
         return verify_net(model.source, files.param, files.bin, model.options, **fixed)
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:

@@ -25,7 +25,8 @@ FREE = RAW.replace("[1, 3, 32, 64]", "[batch, 3, height, width]").replace("1, 2,
 SORTED = """(float[1, 3, 320, 320] images) => (float[1, 300] output0)
 <float[1, 3, 1, 1] weight = {0.1, 0.2, 0.3}, int64[1] k = {300}> {
     scores = Conv(images, weight)
-    flat = Flatten(scores)
+    positive = Relu(scores)
+    flat = Flatten(positive)
     output0, places = TopK(flat, k)
 }"""
 # As ultralytics 8.4 writes it; names may have any characters.
