@@ -1,14 +1,20 @@
 """Small models, converted and held against ONNX Runtime in the real ncnn."""
 
+import atexit
+import shutil
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.api.lower import Conversion, Files, lower
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -54,6 +60,23 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+@cache
+def _folder() -> Path:
+    """Return a folder for the nets of this process: to make and to remove one takes as long as to run a small net."""
+    folder = mkdtemp(prefix="nets-")
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
+
+
+def written(conversion: Conversion) -> tuple[Files, Manifest]:
+    """Write a net over the last one, and its manifest; return their paths, and the manifest as it is read."""
+    files = Files.of(_folder() / "net")
+    with files.bin.open("wb") as stream:
+        write_weights(conversion.graph, stream)
+    conversion.describe(files)
+    return files, read_manifest(files.manifest)
+
+
 def way(manifest: Manifest, feeds: Arrays) -> tuple[dict[str, Feed], list[Fetch]]:
     """Return arrays by the blobs that take them, and the blobs of the outputs."""
     given = {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs}
@@ -69,10 +92,8 @@ def compare(
     """
     conversion = lower(model, tail="never", quantized="float")
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
-    manifest = conversion.manifest()
-    with conversion.staged() as files:
-        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER)
-        results = runner.run(*way(manifest, feeds))
+    files, manifest = written(conversion)
+    results = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER).run(*way(manifest, feeds))
     for entry in manifest.outputs:
         expected = np.asarray(wanted[entry.name])
         actual = results[entry.blob]

@@ -23,7 +23,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, sizes_of
 from onnx2ncnn_opt.runtime.tail import TailRunner
 from testing.arrays import RELATIVE, first_difference
-from testing.compared import way
+from testing.compared import way, written
 from testing.worker import WORKER
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
@@ -139,10 +139,9 @@ class Harness:
 
     def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array | None]:
         """Return the outputs in the model's order; None for a cache, whose layout only ncnn knows."""
-        manifest = conversion.manifest()
-        with conversion.staged() as files:
-            runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self.worker)
-            results = runner.extract(*way(manifest, feeds))
+        files, manifest = written(conversion)
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self.worker)
+        results = runner.extract(*way(manifest, feeds))
         arrays: list[Array] = []
         for entry in manifest.outputs:
             result = results[entry.blob]

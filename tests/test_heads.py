@@ -21,6 +21,7 @@ from onnx2ncnn_opt.tail.numpy_source import numpy_program
 from onnx2ncnn_opt.tail.program import Program
 from onnx2ncnn_opt.tail.reader import read_tail
 from testing import present
+from testing.command import run_well
 from testing.compared import types
 from testing.exports import sampled
 from testing.tails import Library, same_bits
@@ -123,8 +124,7 @@ def test_a_detector_with_numpy_and_ncnn_alone(tmp_path: Path) -> None:
         listed = files_of(package) or []
         for top in {file.parts[0] for file in listed if file.parts[0] != ".."}:
             (site / top).symlink_to(Path(str(listed[0].locate())).parents[len(listed[0].parts) - 1] / top)
-    command = [sys.executable, "-m", "onnx2ncnn_opt", "example", "net", "--python", "-o", "example.py"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    run_well(tmp_path, "example", "net", "--python", "-o", "example.py")
     # -I -S: no other packages of this Python.
     program = f"import sys; sys.path[:0] = [{str(site)!r}, {str(tmp_path)!r}]\n"
     program += "import example, numpy as np\nx = np.random.default_rng(0).standard_normal((1, 3, 64, 64), np.float32)\n"
@@ -137,16 +137,18 @@ def test_a_detector_with_numpy_and_ncnn_alone(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["yolov10-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
-def test_the_printed_cpp_program_compiles(name: str, tmp_path: Path, compiles: Callable[[Path], None]) -> None:
-    path = next(path for path in HEADS if path.stem == name)
-    lower(path).save(tmp_path / "my net")
-    for options in ([], ["-o", "main.cpp"]):
-        command = [sys.executable, "-m", "onnx2ncnn_opt", "example", "my net", *options]
-        printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120).stdout
-        if not options:
-            (tmp_path / "main.cpp").write_bytes(printed)
-            assert b"int my_net_tail(" in printed
-        else:
-            assert (tmp_path / "my_net.tail.h").is_file()
-        compiles(tmp_path / "main.cpp")
+@pytest.fixture(scope="module", params=["yolov10-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
+def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the C++ program of a head: in one file, and beside the header of its tail."""
+    folder = tmp_path_factory.mktemp("printed")
+    lower(next(path for path in HEADS if path.stem == request.param)).save(folder / "my net")
+    (folder / "one.cpp").write_text(run_well(folder, "example", "my net").out)
+    run_well(folder, "example", "my net", "-o", "main.cpp")
+    return folder
+
+
+def test_the_printed_cpp_program_compiles(printed: Path, compiles: Callable[[Path], None]) -> None:
+    assert "int my_net_tail(" in (printed / "one.cpp").read_text()
+    assert (printed / "my_net.tail.h").is_file()
+    for name in ("one.cpp", "main.cpp"):
+        compiles(printed / name)

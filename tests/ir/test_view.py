@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Regroup, Reorder,
 from onnx2ncnn_opt.ir.weight import Array
 from testing import present
 
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=500)
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=150)
 
 
 def execute(mat: Array, batched: bool, steps: Sequence[Step]) -> Array:

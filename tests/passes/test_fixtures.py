@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.releases import OLDEST, too_new
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.param.files import write_staged
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.passes import run as optimise
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
@@ -104,7 +104,7 @@ def compute(graph: Graph, feeds: Mapping[str, Array], stem: Path, worker: NcnnWo
     """The outputs that the real runtime gives, by name, without caches, which only it can read."""
     opaque = caches(graph)
     param, bin = stem.with_suffix(".param"), stem.with_suffix(".bin")
-    write_net(graph, param, bin)
+    write_staged(graph, param, bin)
     return NcnnRunner(param, bin, exact=True, worker=worker).run(
         feeds, [blob.name for blob in graph.outputs if blob not in opaque]
     )

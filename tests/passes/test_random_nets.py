@@ -36,7 +36,7 @@ def check_outputs_stay(build: Callable[[], Graph], folder: Path, worker: NcnnWor
     assert not applied(graph, PASSES)
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=80)
 @given(seed=st.integers(0, 2**32))
 def test_outputs_stay(seed: int, tmp_path: Path, worker: NcnnWorker) -> None:
     check_outputs_stay(lambda: RandomNet(seed, cnn=True).graph, tmp_path, worker)
