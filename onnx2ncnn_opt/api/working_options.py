@@ -71,7 +71,7 @@ def _with_command(model: Any, error: Error, options: ConvertOptions, arguments: 
     if "shapes" in more and not isinstance(error, UsageError):
         more = {**more, "shapes": {**(options.shapes or {}), **more["shapes"]}}
     shapes = ["--shape"] if "shapes" in more or isinstance(error, UsageError) else []
-    kept = without(arguments, *shapes, *(f"--{name}" for name in ("outputs", "custom") if name in more))
+    kept = without(arguments, *shapes, "--split", *(f"--{name}" for name in ("outputs", "custom") if name in more))
     kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
     if error.advice and more.keys() <= {"shapes", "values"}:
         text = text.partition(error.advice)[0].rstrip()

@@ -189,6 +189,8 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
         "convert the 1 of 5 nodes before them with --outputs v and do the rest outside ncnn",
         "this works: onnx2ncnn-opt convert model.onnx --outputs v",
     ]
+    split = run(tmp_path, "convert", "model.onnx", "--split", "llm")  # which is not tried
+    assert split.err.splitlines()[-1] == ended.err.splitlines()[-1]
 
 
 WHOLE = serialized(SMALL)
