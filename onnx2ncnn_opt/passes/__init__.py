@@ -90,6 +90,7 @@ _ORDER = (
     "fuse_binaryop_scale",
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
+    "fuse_partial_rotaryembed",
     "replace_rotaryembed2d",
     "limit_mask_fill",
     "move_factor_before_rotaryembed",

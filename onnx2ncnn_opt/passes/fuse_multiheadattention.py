@@ -38,7 +38,7 @@ class _Core(NamedTuple):
     gate: Blob | None = None  # the factor of the queries: a column with one number in all rows
 
 
-class _Chain(NamedTuple):
+class Chain(NamedTuple):
     """The layers between two blobs, which only move elements or multiply them, and a factor of each row."""
 
     source: Blob
@@ -77,7 +77,7 @@ def fuse_multiheadattention(root: Layer) -> Replacement | None:
     same number, which Softmax ignores. If factors multiply the rows of the result (move_nan_check_after_attention), the
     last Gemm's bias is added after them. With so many queries and keys that SDPA is faster, views included, it stays.
     """
-    merged = _chain(root.input, ("SDPA", "MatMul"))
+    merged = chain_from(root.input, ("SDPA", "MatMul"))
     core = _core(merged.source.known_producer) if merged is not None else None
     if merged is None or core is None:
         return None
@@ -121,16 +121,16 @@ def _times_rows(attention: Layer, root: Layer, rows: Blob) -> list[Layer]:
     ]
 
 
-def _projection(blob: Blob) -> _Chain:
+def _projection(blob: Blob) -> Chain:
     reason = f"'{blob.name}' does not consist of a Gemm's columns, moved by views"
-    chain = needed(_chain(blob, ("Gemm",)), reason)
+    chain = needed(chain_from(blob, ("Gemm",)), reason)
     require(chain.rows is None, f"'{blob.name}' has a factor for each row")
     rows = known_shape(chain.source, 2)[chain.source.known_producer["output_transpose"]]
     require(blob.known_shape[-2:-1] == (rows,), "not all rows go into the attention")
     return chain
 
 
-def _attention(root: Layer, core: _Core, merged: _Chain, qkv: tuple[_Chain, ...]) -> Layer:
+def _attention(root: Layer, core: _Core, merged: Chain, qkv: tuple[Chain, ...]) -> Layer:
     sizes = Sizes(blob for chain in (merged, *qkv) for blob in chain.blobs)
     shapes = {(1, *chain.end.known_shape)[-3::2] for chain in qkv}
     same = len(shapes) == 1 and all(map(is_fixed, shapes))
@@ -165,7 +165,7 @@ def _attention(root: Layer, core: _Core, merged: _Chain, qkv: tuple[_Chain, ...]
     return new
 
 
-def _last_linear(root: Layer, merged: _Chain, sizes: Sizes, heads: tuple[int, int]) -> Linear:
+def _last_linear(root: Layer, merged: Chain, sizes: Sizes, heads: tuple[int, int]) -> Linear:
     """Return the last Gemm, with its columns in the order of the heads."""
     last = linear_of(root)
     columns = _merged_columns(merged.elements(sizes), *heads)
@@ -233,7 +233,7 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
 # ---- between attention and projections
 
 
-def _chain(blob: Blob, types: tuple[str, ...]) -> _Chain | None:
+def chain_from(blob: Blob, types: tuple[str, ...]) -> Chain | None:
     """Follow a blob up through moves and factors to the layer (of `types`) that computed its elements."""
     layers, rows, end = list[Layer](), None, blob
     while (layer := blob.producer) is not None and not (layer.type in types and len(layer.outputs) == 1):
@@ -242,7 +242,7 @@ def _chain(blob: Blob, types: tuple[str, ...]) -> _Chain | None:
             return None
         layers.insert(0, layer)
         blob, rows = layer.inputs[0], factors or rows
-    return None if layer is None else _Chain(blob, end, tuple(layers), rows)
+    return None if layer is None else Chain(blob, end, tuple(layers), rows)
 
 
 def _factors_of_rows(layer: Layer) -> Blob | None:
@@ -255,7 +255,7 @@ def _factors_of_rows(layer: Layer) -> Blob | None:
     return factors if fits and factors.batch == layer.output.batch else None
 
 
-def _selected(chain: _Chain, sizes: Sizes) -> Linear:
+def _selected(chain: Chain, sizes: Sizes) -> Linear:
     """Return the rows of a Gemm's weights that compute the traced elements, head by head."""
     gemm = chain.source.known_producer
     weight, bias = linear_of(gemm.having(output_transpose=None))
