@@ -13,12 +13,8 @@ from onnx2ncnn_opt.ir.weight import Array
 DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"})
 # A DetectionOutput sorts if its scores end in numbers that pass the threshold, and if no box removes another.
 LOWEST = -2e38
-SORT: dict[str, Any] = {
-    "num_class": -233,
-    "nms_threshold": 1.5,
-    "confidence_threshold": -3e38,
-}  # -233: the scores say how many
-SORT |= {f"variances{i}": 0.0 for i in range(4)}
+SORT: dict[str, Any] = dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)
+SORT |= {"num_class": -233, "nms_threshold": 1.5, "confidence_threshold": -3e38}  # -233: the scores say how many
 
 
 def sorted_rows(layer: Layer) -> int | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.detections import LOWEST, SORT
-from onnx2ncnn_opt.ir.dim import Shape, exact_div, product
+from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
 from onnx2ncnn_opt.ir.permute import inverted
@@ -119,10 +119,6 @@ def top_k10(
     return values, places.of_type(_INDEX)
 
 
-def _sizes(blobs: Sequence[Blob]) -> list[Shape | None]:
-    return [blob.shape for blob in blobs]
-
-
 def _are_ties_chance(blob: Blob) -> bool:
     """Return True if all numbers are sums of products behind smooth functions; zeros, integers and copies often tie."""
 
@@ -133,7 +129,7 @@ def _are_ties_chance(blob: Blob) -> bool:
         if layer.computes(BinaryOp.ADD, BinaryOp.SUB):
             return [x for x in layer.inputs if x.producer and x.producer.type != "MemoryData"]
         joined = layer.input.producer if layer.type == "Slice" else None
-        if joined and joined.type == "Concat" and _sizes(joined.inputs) == _sizes(layer.outputs):
+        if joined and joined.type == "Concat" and [x.shape for x in joined.inputs] == [x.shape for x in layer.outputs]:
             return joined.inputs[layer.outputs.index(blob) :][:1]
         is_smooth = layer.type in _SMOOTH or layer.computes(*_SMOOTH_CODES) or layer.has(Trait.MOVES)
         return layer.inputs[: 1 if layer.type in _SIZED else None] if is_smooth else ()
