@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.client import METADATA, for_ultralytics, ultralytics_yaml
 from onnx2ncnn_opt.api.finish import finish, name_blobs, require_release
-from onnx2ncnn_opt.api.options import CLIENTS, ConvertOptions, takes_options
+from onnx2ncnn_opt.api.options import NEEDED, ConvertOptions, takes_options
 from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
@@ -276,7 +276,7 @@ def lower(model: Any, options: ConvertOptions) -> Conversion:
     source = exported(model, options.inputs, options.dynamic_shapes)
     appended = None if options.append is None else append_decoding(source, options.append, options.shapes)
     known = replace(options, prefix=None, inputs=None, dynamic_shapes=None, append=None, loaded=None, worker=None)
-    known = replace(known, **CLIENTS.get(options.client or "", {}))
+    known = replace(known, **NEEDED.get(options.client or options.append or "", {}))
     request = _Request(
         model=model,
         source=appended.model if appended else source,

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")
 BLOB_NAMES = ("onnx", "pnnx")
-CLIENTS: Mapping[str, Mapping[str, Any]] = {"ultralytics": {"tail": "never", "blob_names": "pnnx"}}  # what it needs
+CLIENTS = ("ultralytics",)
+# The options that a client, or the change `append`, needs.
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "ultralytics": {"tail": "never", "blob_names": "pnnx"},
+    "raw-head": {"blob_names": "pnnx"},
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class ConvertOptions:
     the model's own. `values` binds whole inputs to constants: {"sr": 16000}. `outputs` are values at which to cut the
     model. `batch_axes` is the axis of each input that becomes the Mat's batch count, or None. `images` are inputs that
     take pixels of 0..255: each has an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
-    `append` appends the decoding of a detector's raw output: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md).
+    `append` appends the decoding of a detector's raw output: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md);
+    "raw-head" takes the decoding of a YOLO away, for programs that do it, and names the blobs like pnnx.
     `loaded` is the model, if the caller has loaded it with the same bindings; its graph changes.
 
     The net: `optimize` runs the passes; `skip` names passes to skip, `limit` is the largest number of rewrites.

@@ -17,7 +17,15 @@ from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options, run_each
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets, written
+from onnx2ncnn_opt.cli.targets import (
+    check_prefix,
+    check_targets,
+    client_prefix,
+    is_folder,
+    stem_of,
+    targets,
+    written,
+)
 from onnx2ncnn_opt.errors import WORKS, UsageError
 from onnx2ncnn_opt.system import command_line
 
@@ -57,11 +65,6 @@ def _quantize(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     multiple=True,
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
     help="Convert an operator to a layer of your own; its attributes become parameters 0, 1, ...  Needs --no-verify.",
-)
-@click.option(
-    "--client",
-    type=click.Choice(["ultralytics"]),
-    help="Write the folder NAME_ncnn_model, which ultralytics loads. -o is this folder, or where to make it.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
@@ -172,10 +175,9 @@ def _convert(
 
 
 def _prefix(model: Path, prefix: str | None, split: str | None, client: str | None) -> Path:
-    stem = model.name.removesuffix(".onnx").removesuffix(".pt2")
     if client is not None:
-        folder = Path(prefix or model.parent)  # ultralytics knows a net of ncnn by the folder's name
-        return (folder if folder.name.endswith("_ncnn_model") else folder / f"{stem}_ncnn_model") / "model"
+        return client_prefix(model, prefix)
+    stem = stem_of(model)
     if prefix is None:
         return model.with_name(stem)
     check_prefix(prefix, _ENDINGS)

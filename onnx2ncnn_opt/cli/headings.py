@@ -13,8 +13,8 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
     ),
     "Input": ("--value", "--batch-axis", "--noise-inputs", "--fixed-shapes", "--start"),
     "Net": (
-        *("--outputs", "--end", "--last-row", "--tail", "--ncnn", "--custom", "--no-optimize", "--only", "--skip"),
-        *("--limit", "--shape-hints"),
+        *("--outputs", "--end", "--last-row", "--raw-head", "--tail", "--ncnn", "--custom", "--no-optimize"),
+        *("--only", "--skip", "--limit", "--shape-hints"),
     ),
     "Verification": (
         *("--effort", "--modes", "--rtol", "--atol", "--seed", "--seeds", "--range", "--sizes", "--manifest"),

@@ -373,9 +373,10 @@ def _conversion(options: dict[str, Any]) -> None:
     _verify(options)
     last_row = options.pop("last_row")
     changes = [options.pop("append"), None if last_row is None else f"last-row:{last_row}"]
-    changes = [*filter(None, changes), *(["noise-inputs"] if options.pop("noise_inputs") else [])]
+    flags = ("noise-inputs", "raw-head")
+    changes = [*filter(None, changes), *(flag for flag in flags if options.pop(flag.replace("-", "_")))]
     if len(changes) > 1:
-        raise click.UsageError("--append, --last-row and --noise-inputs each change the model: give one of them")
+        raise click.UsageError("--append, --last-row, --noise-inputs and --raw-head change the model: give one of them")
     verification = options["verification"]
     names = {field.name for field in fields(ConvertOptions)} - {"prefix"}
     given = {name: options.pop(name) for name in names.intersection(options)}
@@ -442,10 +443,21 @@ conversion_options = all_of(
         "token.",
     ),
     click.option("--noise-inputs", is_flag=True, help="Make inputs of nodes that draw random numbers."),
+    click.option(
+        "--raw-head",
+        is_flag=True,
+        help="Give what a YOLO computes before its decoding, with pnnx's names: ncnn's examples and Android apps for "
+        "YOLOv8, YOLO11, YOLOv5 and YOLOv7 read it.",
+    ),
     release_option,
     storage_options,
     masks_option,
     blob_names_option,
+    click.option(
+        "--client",
+        type=click.Choice(["ultralytics"]),
+        help="Write the folder NAME_ncnn_model, which ultralytics loads. -o is this folder, or where to make it.",
+    ),
     skip_option(),
     negative_option("--no-optimize", "optimize", "Skip all passes."),
     changing(_conversion),

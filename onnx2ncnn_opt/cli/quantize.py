@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import require_runtimes
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, client_prefix, written
 from onnx2ncnn_opt.errors import VerificationError
 from onnx2ncnn_opt.report.words import some_of
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.options import ConvertOptions
     from onnx2ncnn_opt.api.quantize import Quantization
     from onnx2ncnn_opt.manifest import Int8Layer
-    from onnx2ncnn_opt.param.files import NetFiles
 
 
 @click.command(cls=Grouped, short_help="Make an int8 net from data.")
@@ -87,18 +86,22 @@ def quantize(
     A model is first converted like by `convert`, with its options. The files appear only after all steps have
     succeeded.
     """
-    check_prefix(prefix, (".param", ".bin", os.sep))
     is_net = net.name.endswith((".param", ".param.bin"))
+    if conversion.client is not None and not is_net:
+        prefix = str(client_prefix(net, prefix))
+    check_prefix(prefix, (".param", ".bin", os.sep))
+    from onnx2ncnn_opt.api.client import METADATA
     from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.api.quantize import quantize as make
     from onnx2ncnn_opt.api.working_options import advised
     from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.quantization.table import format_table
 
-    files = NetFiles.at(prefix) if is_net else Files.of(prefix)
+    files = (NetFiles.at(prefix) if is_net else Files.of(prefix)).paths
+    files += (files[0].with_name(METADATA),) if conversion.client else ()
     new_table = None if table is None or table.exists() else table
     sources = {"the model": net, **({"the net's weights": bin} if bin else {})}
-    check_targets([*files.paths, *([new_table] if new_table else [])], sources)
+    check_targets([*files, *([new_table] if new_table else [])], sources)
     verification, keep_failed = conversion.verification, conversion.keep_failed
     assert verification is not None
     on = verification.on
@@ -117,14 +120,14 @@ def quantize(
                 new_table.write_text(format_table(int8.graph), encoding="utf-8")
         output.show(list(_lines(int8, net, files, verbose=verbose)))
         fields = {name: value for name, value in vars(int8.result).items() if name != "graph"}
-        output.fields |= {**fields, "layers": [asdict(row) for row in int8.layers], "files": written(files.paths)}
+        output.fields |= {**fields, "layers": [asdict(row) for row in int8.layers], "files": written(files)}
         if int8.conversion is not None:
             report.add(output, int8.conversion, conversion.verification, int8=int8.manifest and int8.manifest.int8)
         if int8.result.missed:
             raise VerificationError(int8.result.missed)
 
 
-def _lines(quantization: Quantization, net: Path, files: NetFiles, *, verbose: bool) -> Iterator[str]:
+def _lines(quantization: Quantization, net: Path, files: Sequence[Path], *, verbose: bool) -> Iterator[str]:
     """Yield lines with the verdict, the layers, their errors and times, and the files."""
     result, layers = quantization.result, quantization.layers
     before, after = result.seconds
@@ -132,14 +135,14 @@ def _lines(quantization: Quantization, net: Path, files: NetFiles, *, verbose: b
     word = "missed" if result.missed else "ok"
     rows = "" if result.top1_at_least is None else f" and {result.top1_at_least:.1%} of rows,"
     if int8 := [row for row in layers if row.is_int8]:
-        yield f"{word}: {files.param} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)"
+        yield f"{word}: {files[0]} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)"
         yield f"other data: {result.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)"
         yield f"layers: {len(int8)} of {len(layers)} are int8"
         time = "unknown" if math.isnan(after) else f"{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms"
         yield f"time: {time} {result.times}"
         yield f"weights: {result.bytes[0] / 1e6:.2f} MB -> {result.bytes[1] / 1e6:.2f} MB"
     else:
-        yield f"missed: {files.param} would be {net} in float"
+        yield f"missed: {files[0]} would be {net} in float"
     for row in int8 if verbose else ():
         yield f"int8: {row.type} '{row.layer}': {', '.join(_measured(row))}"
     floats: dict[str, list[str]] = {}
@@ -149,7 +152,7 @@ def _lines(quantization: Quantization, net: Path, files: NetFiles, *, verbose: b
     yield from (f"float: {some_of(names, every=verbose)}: {reason}" for reason, names in floats.items())
     yield from (f"note: {note}" for note in result.notes)
     if not result.missed:
-        yield "wrote: " + ", ".join(str(path) for path in files.paths if path.is_file())
+        yield "wrote: " + ", ".join(str(path) for path in files if path.is_file())
 
 
 def _measured(row: Int8Layer) -> Iterator[str]:

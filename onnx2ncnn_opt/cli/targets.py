@@ -17,6 +17,17 @@ def is_folder(prefix: str) -> bool:
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
 
 
+def stem_of(model: Path) -> str:
+    """Return the name of a model without its ending."""
+    return model.name.removesuffix(".onnx").removesuffix(".pt2")
+
+
+def client_prefix(model: Path, prefix: str | None) -> Path:
+    """Return the prefix in a client's folder, which is -o or in -o; ultralytics knows a net by the folder's name."""
+    folder = Path(prefix or model.parent)
+    return (folder if folder.name.endswith("_ncnn_model") else folder / f"{stem_of(model)}_ncnn_model") / "model"
+
+
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()

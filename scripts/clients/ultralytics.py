@@ -46,10 +46,14 @@ class Prediction(NamedTuple):
     names: dict[int, str]
 
 
-def model_of(name: str) -> YOLO:
+def model_of(name: str, classes: int | None = None) -> YOLO:
     """Return a model with random weights that finds something: its normalisations suit the picture."""
     torch.manual_seed(0)
     model = YOLO(f"{name}.yaml")
+    if classes is not None:
+        inner = model.model
+        model.model = type(inner)({**inner.yaml, "nc": classes}, verbose=False)
+        model.model.args, model.model.task = inner.args, inner.task
     norms = [module for module in model.model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()

@@ -91,6 +91,17 @@ def test_an_int8_net_has_it_too(tmp_path: Path) -> None:
     options = ConvertOptions(client="ultralytics", verification=Verification(effort="quick"))
     quantize(with_metadata(RAW), data, every=True, conversion=options).save(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    onnx.save(with_metadata(RAW), tmp_path / "yolo.onnx")
+    np.savez(tmp_path / "data.npz", images=data["images"])
+    words = ("quantize", "yolo.onnx", "--data", "data.npz", "--all", "--client", "ultralytics", "-o")
+    for place, folder in ((".", "yolo_ncnn_model"), ("own_ncnn_model", "own_ncnn_model")):
+        ended = run_well(tmp_path, *words, place, "--effort", "quick")
+        assert f"{folder}/metadata.yaml" in ended.lines("wrote")[0]
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == FILES
+    said = refused(
+        tmp_path, "quantize", "model.ncnn.param", "--data", "data.npz", "--client", "ultralytics", "-o", "new"
+    )
+    assert "client of a conversion: there is none of a net" in said
 
 
 def test_sizes_are_those_of_the_net(tmp_path: Path) -> None:

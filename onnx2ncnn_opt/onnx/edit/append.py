@@ -1,4 +1,4 @@
-"""`--append`, `--last-row`, `--noise-inputs`: decoding or a Slice behind the ONNX model, or noise as its inputs.
+"""`--append`, `--last-row`, `--noise-inputs`, `--raw-head`: other ends or inputs of the ONNX model.
 
 All later steps get the extended model. So ONNX Runtime is the reference for these nodes, too.
 """
@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, parser, shape_inference
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.edit.raw_head import RAW_HEAD, raw_head
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -76,16 +77,19 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     the text does not fit, or if the columns are ambiguous; ModelError if the model is broken.
 
     If `text` is `LAST_ROW` and an output's name, the output keeps only the last element of its second last axis.
-    If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs.
+    If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs; for `RAW_HEAD` see `raw_head`.
     """
-    is_row, is_noise = isinstance(text, str) and text.startswith(LAST_ROW), text == NOISE_INPUTS
-    name, options = (text.removeprefix(LAST_ROW), {}) if is_row or is_noise else _parsed(text)
+    is_row, is_noise, is_raw = str(text).startswith(LAST_ROW), text == NOISE_INPUTS, text == RAW_HEAD
+    name, options = (text.removeprefix(LAST_ROW), {}) if is_row or is_noise or is_raw else _parsed(text)
     # This checks that the file is a model, and safe to open. It has no inputs for noise yet, but `shapes` may.
     loaded = load_model(source, shapes=None if is_noise else shapes)
     is_path = isinstance(source, (str, os.PathLike))
     proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
     if is_noise:
         return _noise_inputs(proto)
+    if is_raw:
+        proto, note = raw_head(proto)
+        return Appended(bytes(proto.SerializeToString()), text, note)
     outputs = {info.name: info for info in loaded.outputs}
     if name not in outputs:
         raise UsageError(f"append '{text}': the model has no output '{name}'; its outputs are {', '.join(outputs)}")
