@@ -22,7 +22,9 @@ def test_its_commands_print_what_it_says(page: Path, tmp_path: Path) -> None:
         assert step.code == 0 or user_pages.command_may_fail(step.command), step
         written = [user_pages.masked(line, sizes=not is_same) for line in step.written]
         printed = user_pages.chosen(step.written, step.printed)
-        assert written == [user_pages.masked(line, sizes=not is_same) for line in printed], step.command
+        assert written == [user_pages.masked(line, sizes=not is_same) for line in printed], (
+            f"{step.command}: python -m scripts.user_pages writes what it prints"
+        )
 
 
 def test_the_first_page_in_python(
