@@ -88,6 +88,7 @@ _ORDER = (
     "eliminate_nan_check_after_softmax",
     "fuse_binaryop_eltwise",
     "fuse_binaryop_scale",
+    "move_sums_after_scores",
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
     "fuse_partial_rotaryembed",
