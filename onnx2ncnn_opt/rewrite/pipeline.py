@@ -9,6 +9,7 @@ the rewrites before it are empty.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -63,7 +64,7 @@ class _Pipeline:
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
         # FIFO queues that hold a layer at most once.
         self.queues: dict[Rewrite, OrderedDict[Layer, None]] = {rule: OrderedDict() for rule in rewrites}
-        self.by_kinds: dict[tuple[Kind, ...], list[Rewrite]] = {}
+        self.by_kinds = _by_kinds(tuple(rewrites))
         self.depth = max((p.depth for p in rewrites), default=0)
 
     def run(self) -> list[Event]:
@@ -76,12 +77,12 @@ class _Pipeline:
             before = len(self.applied)
             earlier: list[Rewrite] = []
             for p in self.passes:
-                announce(f"pass {p.name}")
                 if isinstance(p, Rewrite):
                     self._drain(p)
                     earlier.append(p)
                     continue
                 self._settle(earlier)
+                announce(f"pass {p.name}")
                 if seen.get(p) != len(self.applied):
                     seen[p] = len(self.applied)
                     self._sweep(p)
@@ -112,6 +113,9 @@ class _Pipeline:
 
     def _drain(self, p: Rewrite) -> None:
         queue = self.queues[p]
+        if not queue:  # as for most passes
+            return
+        announce(f"pass {p.name}")
         count = Count(f"pass {p.name}", "layers", len(queue))
         with self._guarded(p):
             while queue and not self._is_full:
@@ -189,6 +193,12 @@ class _Pipeline:
             after += [user for layer in changed for blob in layer.outputs for user in blob.users]
             front, changed = dict.fromkeys(user for user in after if user not in seen), {}
             seen.update(front)
+
+
+@lru_cache(maxsize=8)
+def _by_kinds(rewrites: tuple[Rewrite, ...]) -> dict[tuple[Kind, ...], list[Rewrite]]:
+    """Return a table for `_Pipeline._rules`, which the runs of the same rewrites share."""
+    return {}
 
 
 def _near_users(blobs: Iterable[Blob]) -> Iterator[Layer]:
