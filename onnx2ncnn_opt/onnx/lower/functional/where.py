@@ -90,8 +90,9 @@ def _rest_of_one(mask: Tensor) -> Tensor | None:
 def _of_constants(im: ImportContext, mask: Mask, a: Constant, b: Constant) -> Value:
     """Choose between two constants by products with the mask, or by its logarithm for large ones."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
-        if not x.array.any() and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
-            return _fill(im, _complement(im, mask) if swapped else mask, other)
+        is_fill = other.scalar is not None and abs(other.scalar) > _LARGEST_HALF
+        if is_fill and (np.abs(x.array) <= _LARGEST_HALF).all():
+            return _or_constant(im, _complement(im, mask) if swapped else mask, x, other)
     if any(not (np.abs(x.array) <= _LARGEST_HALF).all() for x in (a, b)):
         return _copied(im, mask, a, b)
     if not b.array.any():
