@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,12 +83,13 @@ def all_there(results: Mapping[str, Array | Failure], net: Path) -> dict[str, Ar
 
 # The oldest versions that work: ncnn's Python package takes batches since this one.
 OLDEST = {"ncnn": "1.0.20261020"}
+_version = cache(version)  # which parses a file of a hundred lines
 
 
 def require(package: str) -> None:
     """Raise UsageError, with the command to install it, if a runtime is missing or too old; import nothing."""
     is_missing = importlib.util.find_spec(package) is None
-    if problem := "is not installed" if is_missing else outdated(package, version(package)):
+    if problem := "is not installed" if is_missing else outdated(package, _version(package)):
         raise UsageError(
             f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
             "convert with --no-verify"
