@@ -84,6 +84,7 @@ _ORDER = (
     "move_convolution_before_interp",
     "fuse_activation",
     "fuse_masks",
+    "move_tile_after_concat",
     "fuse_rotaryembed",
     "eliminate_nan_check_after_softmax",
     "fuse_binaryop_eltwise",
