@@ -17,15 +17,7 @@ from onnx2ncnn_opt.cli.headings import Grouped
 from onnx2ncnn_opt.cli.output import Output, output_options, run_each
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.summary import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.cli.targets import (
-    check_prefix,
-    check_targets,
-    client_prefix,
-    is_folder,
-    stem_of,
-    targets,
-    written,
-)
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, client_prefix, is_folder, stem_of, targets, written
 from onnx2ncnn_opt.errors import WORKS, UsageError
 from onnx2ncnn_opt.system import command_line
 
