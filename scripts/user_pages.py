@@ -15,11 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from testing.command import run, without_progress
+from testing.command import Ended, run, without_progress
 from testing.user_models import EXPORTS, STAND_INS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,9 @@ _BUSY = "note: the net ran on "  # not on all inputs, because the machine was bu
 _FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
+Command = Callable[..., Ended]  # of a folder and words
+
+
 class Step(NamedTuple):
     """A command of a page, the lines below it, the lines that it prints here, and its exit code."""
 
@@ -40,8 +43,8 @@ class Step(NamedTuple):
     code: int
 
 
-def play(page: str, folder: Path, models: Path | None = None) -> Iterator[Step]:
-    """Run the commands of a page in a folder, in their order."""
+def play(page: str, folder: Path, models: Path | None = None, command: Command = run) -> Iterator[Step]:
+    """Run the commands of a page in a folder, in their order; `command` runs ours."""
     for language, title, body in _FENCE.findall(page):
         if title:
             path = folder / title
@@ -49,14 +52,14 @@ def play(page: str, folder: Path, models: Path | None = None) -> Iterator[Step]:
             path.write_text(body, encoding="utf-8")
         if language == "console":
             for text in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, *written = text.splitlines()
-                yield Step(command, written, *_run(command, folder, models))
+                line, *written = text.splitlines()
+                yield Step(line, written, *_run(line, folder, models, command))
 
 
-def _run(command: str, folder: Path, models: Path | None) -> tuple[list[str], int]:
-    """Run a command; return the lines that it prints, its errors last, and its exit code."""
-    program, *words = shlex.split(command, comments=True)
-    if command.startswith(EXPORTS):
+def _run(line: str, folder: Path, models: Path | None, command: Command) -> tuple[list[str], int]:
+    """Run a line; return the lines that it prints, its errors last, and its exit code."""
+    program, *words = shlex.split(line, comments=True)
+    if line.startswith(EXPORTS):
         return [], 0
     for name in [word for word in words if word in STAND_INS]:
         path = folder / name
@@ -67,7 +70,7 @@ def _run(command: str, folder: Path, models: Path | None) -> tuple[list[str], in
         elif not path.exists():
             STAND_INS[name](path)
     if program == "onnx2ncnn-opt":
-        ended = run(folder, *words)
+        ended = command(folder, *words)
         lines = [*ended.out.splitlines(), *ended.err.splitlines()]
         return [line for line in lines if not line.startswith(_BUSY)], ended.code
     environment = {
@@ -76,7 +79,7 @@ def _run(command: str, folder: Path, models: Path | None) -> tuple[list[str], in
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     return [*done.stdout.splitlines(), *without_progress(done.stderr).splitlines()], done.returncode
 
@@ -106,6 +109,20 @@ def masked(line: str, *, sizes: bool) -> str:
     line = re.sub(r"\([\d.]+ (B|kB|MB)\)" if sizes else r"\(\d+ B\)", "(#)", line)
     line = re.sub(r" \(\d+ rewrites.*?\);?", "", line) if sizes else line
     return re.sub(r"-?\d[\d,]*(\.\d*)?(e[+-]?\d+)?( [kM]B)?", "#", line) if sizes else line
+
+
+def compare(path: Path, folder: Path, command: Command = run) -> None:
+    """Run a page, and check what it says: README's numbers are of the same model as here, those of others are not."""
+    is_same = path.name == "README.md"
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= (130 if is_same else 100)
+    for step in play(text, folder, command=command):
+        assert step.code == 0 or command_may_fail(step.command), step
+        written, printed = (
+            [masked(line, sizes=not is_same) for line in lines]
+            for lines in (step.written, chosen(step.written, step.printed))
+        )
+        assert written == printed, f"{step.command}: python -m scripts.user_pages writes what it prints"
 
 
 def main(args: Sequence[str]) -> int:

@@ -8,8 +8,13 @@ import textwrap
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+
+from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.regression.config import read_config
 from onnx2ncnn_opt.regression.run import check
+from scripts import user_pages
+from testing.command import Ended, run
 from testing.projects import MODEL, write_project, write_right_net
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,3 +111,17 @@ def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
         assert ElementTree.parse(folder / "junit.xml").getroot()[0].get("tests") == "1"
         (folder / "junit.xml").unlink()
     assert "| models/a | ok |" in (tmp_path / "summary.md").read_text()
+
+
+def test_the_page_for_people_who_keep_a_converter_honest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    """`check` runs in this process, where nets are judged quickly."""
+
+    def command(folder: Path, *words: str) -> Ended:
+        if words[0] != "check":
+            return run(folder, *words)
+        monkeypatch.chdir(folder)
+        return Ended(main(words), *capsys.readouterr())
+
+    user_pages.compare(ROOT / "docs" / "honest-converter.md", tmp_path, command)
