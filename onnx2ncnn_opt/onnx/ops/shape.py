@@ -3,6 +3,7 @@
 Also operators that fold if their results depend only on dynamic sizes, and are refused otherwise.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -66,8 +67,11 @@ def _multiples(im: ImportContext, size: Dim, total: Dim) -> Sequence[tuple[Dim, 
     """Return multiples for dimensions, as (h, 2 * h_2) for a `total` of h // 2 * 2, if only they make it the `size`."""
     names = names_in(size for info in im.model.inputs for size in info.shape)
     halves = {str(call.a): call.b for call in calls(total) if call.operator == "//" and isinstance(call.b, int)}
-    multiples = {name: symbol(f"{name}_{by}") * by for name, by in halves.items() if name in names}
-    are_new = names.isdisjoint(names_in(multiples.values()))
+    # torch names a multiple "16*h"; a new name is an identifier.
+    new = {name: re.sub(r"\W+", "_", name.lstrip("0123456789*")) for name in names}
+    multiples = {name: symbol(f"{new[name]}_{by}") * by for name, by in halves.items() if name in names}
+    made = names_in(multiples.values())
+    are_new = names.isdisjoint(made) and len(made) == len(multiples)
     fits = substituted(size, multiples) == substituted(total, multiples)
     return [(symbol(name), multiple) for name, multiple in multiples.items()] if fits and are_new else ()
 
