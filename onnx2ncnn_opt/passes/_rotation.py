@@ -40,7 +40,7 @@ def find_rotation(source: Blob, layers: Sequence[Layer], sizes: Sizes, numbers: 
         if rotated is not None:
             first, second, cos, sin = rotated
             elements = np.stack((first, second), pair)
-            return _arranged(elements, cos, sin, interleaved, (sizes.shape(source), result), sizes)
+            return _arranged(elements, cos, sin, interleaved, source, result, sizes)
     return None
 
 
@@ -77,13 +77,13 @@ def _rotated(a: Sequence[Term], b: Sequence[Term]) -> tuple[Array, Array, Array,
 
 
 def _arranged(
-    elements: Array, cos: Array, sin: Array, interleaved: bool, ends: Sequence[tuple[int, ...]], sizes: Sizes
+    elements: Array, cos: Array, sin: Array, interleaved: bool, blob: Blob, result: tuple[int, ...], sizes: Sizes
 ) -> Rotation:
     """Return the rotation with its rows after the heads, the axes along which the tables are constant.
 
-    `ends` are the shapes of the source and of the result.
+    `blob` is the source, `result` the shape of the result.
     """
-    source, result = ends
+    source = sizes.shape(blob)
     lead = cos.shape[:-1]
     varying = [a for a in range(len(lead)) if any((t != t.take([0], a)).any() for t in (cos, sin))]
     require(len(varying) <= 1, "the heads are rotated in different ways")
@@ -96,8 +96,8 @@ def _arranged(
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
     collected = needed(steps_to(elements, source), "the rotated elements are not a view of a blob")
     scattered = "the rows cannot be stored one after the other"
-    before = needed(sizes.steps(shortest(source, (*collected, Regroup(shape)))), scattered)
+    before = needed(sizes.steps(blob, shortest(source, (*collected, Regroup(shape)))), scattered)
     lead_out = (*(lead[a] for a in order), width)
     back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
-    after = needed(sizes.steps(shortest(shape, (Regroup(lead_out), *back, Regroup(result)))), scattered)
+    after = needed(sizes.steps(blob, shortest(shape, (Regroup(lead_out), *back, Regroup(result)))), scattered)
     return Rotation(tables[0], tables[1], interleaved, sizes.sizes(shape), before, after)

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, substituted
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
@@ -89,13 +89,17 @@ class Sizes:
         """Return the sizes that numbers stand for."""
         return tuple(map(self.size, shape))
 
-    def steps(self, steps: Steps | None) -> Steps | None:
-        """Return steps with the sizes that their numbers stand for; None if a Reshape has several dynamic sizes."""
+    def steps(self, source: Blob, steps: Steps | None) -> Steps | None:
+        """Return steps with the sizes that their numbers stand for; None if a Reshape has several dynamic sizes.
+
+        None, too, if a product of fixed sizes was taken for a dynamic one: then the number of elements differs.
+        """
         if steps is None:
             return None
         steps = tuple(Regroup(self.sizes(s.dims)) if isinstance(s, Regroup) else s for s in steps)
-        dynamic = (sum(isinstance(size, Sym) for size in s.dims) for s in steps if isinstance(s, Regroup))
-        return steps if max(dynamic, default=0) <= 1 else None
+        shapes, whole = [s.dims for s in steps if isinstance(s, Regroup)], product(known_shape(source))
+        fits = all(sum(isinstance(size, Sym) for size in dims) <= 1 and product(dims) == whole for dims in shapes)
+        return steps if fits else None
 
 
 class Region(NamedTuple):

@@ -59,5 +59,5 @@ def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     if not np.array_equal(elements, elements[::times].repeat(times, axis=0)):
         return None
     steps = steps_to(elements[::times], source)
-    short = sizes.steps(shortest(source, steps)) if steps is not None else None
+    short = sizes.steps(chain[0].input, shortest(source, steps)) if steps is not None else None
     return None if short is None else (times, short)

@@ -159,7 +159,7 @@ def _rotated(part: _Part, source: Blob, places: Array, sizes: Sizes) -> list[Lay
     """Return the layers from the blob that was cut, with sorted columns, to the rotation of whole rows."""
     shape, name = sizes.shape(part.cut.input), f"{part.rotary.output.name}_sorted"
     steps = steps_to(places, shape)
-    short = None if steps is None else sizes.steps(shortest(shape, steps))
+    short = None if steps is None else sizes.steps(source, shortest(shape, steps))
     made = view_layers(source, needed(short, "the rows are not a view of a blob"), like=[part.rotary])
     count, inputs = known_shape(part.rotary.output)[-1], [end_of(source, made)]
     margin = (places.shape[-1] - sizes.number(count)) // 2

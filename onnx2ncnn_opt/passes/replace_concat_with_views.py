@@ -28,7 +28,7 @@ def _replaced(root: Layer, order: Mapping[Layer, int]) -> Replacement | None:
     term, *others = trace(region.source, root.output, region.layers, sizes)
     source = sizes.shape(region.source)
     steps = None if others or (term.factors != 1).any() else steps_to(term.elements, source)
-    short = None if steps is None else sizes.steps(shortest(source, steps))
+    short = None if steps is None else sizes.steps(region.source, shortest(source, steps))
     if short is None:
         return None
     made = view_layers(region.source, short, like=[root])
