@@ -398,7 +398,7 @@ ARRAYS = st.builds(
 )
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     operator=st.sampled_from(FOLDED),
     inputs=st.lists(st.one_of(ARRAYS, st.none()), max_size=4),

@@ -217,7 +217,7 @@ def test_a_param_cut_off_anywhere() -> None:
             outcome(net.text[:size], net.weights)
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 2000), st.sampled_from("ridx"), st.integers(0, 255)), min_size=1, max_size=6),
