@@ -1,4 +1,6 @@
 from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +129,7 @@ def _repeated(layer: Layer) -> int | None:
 
 
 class _Tables:
-    """The tables of a region: constants, and random numbers in place of tables that the net computes.
+    """The tables of a region: constants, and different numbers in place of tables that the net computes.
 
     So `find_rotation` finds the rows of all tables alike.
     """
@@ -138,12 +140,14 @@ class _Tables:
         self._tables = {table.base: table for table in angles if table is not None}
         sources = [table.source for table in self._tables.values()]
         self.sizes = Sizes([*region.blobs, *self._tables, *sources])
-        random = np.random.default_rng(0)
-        self._numbers = {base: self._draw(table, random) for base, table in self._tables.items()}
+        counts = [0, *accumulate(prod(self.sizes.shape(source)) for source in sources)]
+        named = zip(self._tables.items(), counts, strict=False)
+        self._numbers = {base: self._number(table, count) for (base, table), count in named}
 
-    def _draw(self, table: _Angles, random: np.random.Generator) -> tuple[Array, Array]:
-        """Return random numbers for a table, and those that are each there once."""
-        once = random.standard_normal(self.sizes.shape(table.source)).astype(np.float32)
+    def _number(self, table: _Angles, start: int) -> tuple[Array, Array]:
+        """Return numbers for a table, and those that are each there once."""
+        shape = self.sizes.shape(table.source)
+        once = (1 / (np.pi + start + np.arange(prod(shape)))).astype(np.float32).reshape(shape)
         repeated = np.concatenate([once, once], table.axis) if table.chain else once
         return self._viewed(repeated, table.chain[1:]), once
 
