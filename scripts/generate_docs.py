@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from html import escape
 from itertools import groupby
 from pathlib import Path
 
@@ -279,9 +280,14 @@ def options_page() -> str:
             options = [param for param in command.params if isinstance(param, click.Option)]
             tables = {"option": [record for option in options if (record := option.get_help_record(context))]}
         for heading, records in tables.items():
-            rows = [(f"`{flags}`", words.replace("<", "&lt;").replace("*", "\\*")) for flags, words in records]
+            rows = [(_code(flags), words.replace("<", "&lt;").replace("*", "\\*")) for flags, words in records]
             text.append(_table((heading, ""), rows))
     return _filled("docs/options.md", options="".join(text))
+
+
+def _code(text: str) -> str:
+    """Return code for a table: the site shows the backslash of an escaped bar."""
+    return f"<code>{escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def contents() -> str:
