@@ -299,6 +299,8 @@ class Walk(ImportContext):
         if node.op_type in LOOKUPS and not node.domain and isinstance(data, Operand) and isinstance(indices, Tensor):
             axis = attributes_of(node).get("axis", 0) % max(data.rank, 1)
             operands = [*(tabulated(self, data, self.values, axis) or operands)]
+            if operands[1] is None:
+                return operands[:1]
         if not op.is_foreign:
             return call(self, op, node, operands)
         importer = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"

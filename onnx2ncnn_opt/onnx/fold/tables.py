@@ -1,6 +1,7 @@
-"""Tables of what many elementwise nodes compute from one integer, such as buckets of positions.
+"""Tables of what many elementwise nodes compute from one integer (a bucket of positions), or by comparing one float.
 
-NumPy computes the table. Large integers give the results at its ends, as intervals prove.
+NumPy computes a table from all values that matter. Large integers give the results at its ends, as intervals prove. A
+float that is only compared with constants matters by its place among these.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, evaluate_node
@@ -23,15 +24,18 @@ Items: TypeAlias = Mapping[str, Item | None]
 
 _LARGEST = 2**24  # of integers, which float32 holds exactly
 _MOST = 2**12  # from this integer on, the results must be constant
+_MOST_LIMITS = 256  # each is compared with each float
 _FEWEST_NODES = 5  # of fewer nodes, layers are as good as a table
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Monotonic in each operand. Those of `_KEEP_SIGN` are, while the operand of this number is above 0, or below.
-_MONOTONIC = {
-    *("Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Exp", "Floor", "Greater", "GreaterOrEqual", "Identity"),
-    *("Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Round", "Sign", "Sqrt", "Sub", "Where"),
+_MONOTONIC = _COMPARISONS | {
+    *("Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Exp", "Floor", "Identity", "Log", "Max", "Min", "Mul"),
+    *("Neg", "Not", "Or", "Round", "Sign", "Sqrt", "Sub", "Where"),
 }
 _KEEP_SIGN = {"Abs": 0, "Cast": 0, "Div": 1}
+_LOOKUPS = frozenset({"Gather", "GatherND"})
 _VIEWS = frozenset({"Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-_OPERATORS = _MONOTONIC | _VIEWS | {"Equal", "Mod"}
+_OPERATORS = _MONOTONIC | _LOOKUPS | _VIEWS | {"Equal", "Mod"}
 
 
 class Formula(NamedTuple):
@@ -62,19 +66,27 @@ class Formula(NamedTuple):
             places[_result(node)] = place
         return places.get(_result(self.nodes[-1]))
 
-    def compute(self, low: Array, high: Array) -> Bounds:
-        """Return bounds of the results for bounds of the source; raise CannotFold if there are none."""
+    def compute(self, low: Array, high: Array, limits: Array | None = None) -> Bounds:
+        """Return bounds of the results for bounds of the source; raise CannotFold if there are none.
+
+        With `limits`, also if a node does more with the source than compare it with these.
+        """
         bounds = {self.source: (low, high)}
         for node in self.nodes:
             names = names_of(node.inputs[:1] if node.op_type in _VIEWS else node.inputs)
             operands = [bounds.get(name) or self._constant(name) for name in names]
+            is_row = [low.ndim == 1 and name not in bounds for name, (low, _) in zip(names, operands, strict=True)]
+            _require(is_row == [node.op_type in _LOOKUPS, *[False] * (len(names) - 1)])
+            if limits is not None and self.source in names:
+                others = [x for x, name in zip(operands, names, strict=True) if name != self.source]
+                _require(node.op_type in _COMPARISONS and len(others) == 1 and np.isin(others[0][0], limits).all())
             bounds[_result(node)] = _bounds(node, operands, self.opset)
         return bounds[_result(self.nodes[-1])]
 
     def _constant(self, name: str) -> Bounds:
         array = _known(self.items[name])
-        if array is None or array.ndim:
-            raise CannotFold(f"{name} is no number")
+        if array is None:
+            raise CannotFold(f"{name} is not constant")
         return array, array
 
 
@@ -124,7 +136,12 @@ def fits(indices: Array, size: Dim) -> bool:
 def _bounds(node: onnx_ir.Node, operands: Sequence[Bounds], opset: int) -> Bounds:
     if node.op_type in _VIEWS:
         return operands[0]
-    if all(low is high or np.array_equal(low, high) for low, high in operands):
+    is_exact = all(low is high or np.array_equal(low, high) for low, high in operands)
+    if node.op_type in _LOOKUPS:
+        (row, _), (index, _) = operands
+        _require(is_exact and fits(index, row.size) and not attributes_of(node).get("batch_dims"))
+        return row[index], row[index]
+    if is_exact:
         result = evaluate_node(node, [low for low, _ in operands], opset)[0]
         return result, result
     low, high = operands[_KEEP_SIGN.get(node.op_type, 0)]
@@ -154,3 +171,33 @@ def integer_table(formula: Formula, dtype: np.dtype[np.generic]) -> tuple[int, A
     if not changes.size or not is_constant or values.dtype.kind not in "iu":
         return None
     return int(changes[0]) - _MOST, values[changes[0] : changes[-1] + 2]
+
+
+def steps_of(formula: Formula, shape: Shape) -> tuple[Array, Array, Array] | None:
+    """Return the results for a float of this shape that is only compared with constants; None for other formulas.
+
+    These are the limits, whether each belongs to the numbers below it, and the results: below the first limit, between
+    limits, above the last, and of NaN.
+    """
+    moves = any(node.op_type in ("Slice", "Transpose") for node in formula.nodes)
+    results = [formula.items.get(_result(node)) for node in formula.nodes]
+    if moves or not all(isinstance(x, Operand) and x.shape in (shape, (*shape, 1)) for x in results):
+        return None
+    names = {name for node in formula.nodes for name in names_of(node.inputs)}
+    constants = [x.reshape(-1) for name in names if (x := _known(formula.items.get(name))) is not None]
+    limits = np.unique(np.concatenate([np.zeros(0, np.float32), *(x for x in constants if x.dtype == np.float32)]))
+    if not 0 < limits.size <= _MOST_LIMITS or not np.isfinite(limits).all():
+        return None
+    first = np.nextafter(limits[:1], np.float32(-np.inf))
+    around = np.stack([limits, np.nextafter(limits, np.float32(np.inf))], axis=1).reshape(-1)
+    floats = np.concatenate([first, around, [np.float32(np.nan)]])
+    try:
+        values, _ = formula.compute(floats, floats, limits)
+    except CannotFold:
+        return None
+    at, between = values[1:-1:2], values[:-1:2]
+    changes, belongs_below = between[1:] != between[:-1], at == between[:-1]
+    is_plain = (belongs_below | (at == between[1:])).all() and values[-1] in (between[0], between[-1])
+    if values.dtype.kind not in "iu" or not changes.any() or not is_plain:
+        return None
+    return limits[changes], belongs_below[changes], np.append(between[np.r_[True, changes]], values[-1])
