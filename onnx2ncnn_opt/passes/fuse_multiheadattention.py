@@ -94,10 +94,11 @@ def fuse_multiheadattention(root: Layer) -> Replacement | None:
     if core.gate is not None:
         require(merged.rows is None, "both the queries and the result are multiplied")
         x, gate = gemms[1].input, core.gate
-        fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
+        fits = x.shape is not None and (gate.known_shape[-2:], gate.batch) == ((x.shape[0], 1), x.batch)
         require(fits, f"'{gate.name}' does not have one number for each key")
-        out = Blob(f"{x.name}_gate", x.shape, x.batch)
-        made = [Layer("BinaryOp", f"{root.name}_gate", [x, gate], [out], {"op_type": BinaryOp.MUL})]
+        made = [_column(gate, root)] if len(gate.known_shape) > 2 else []
+        out, factors = Blob(f"{x.name}_gate", x.shape, x.batch), made[0].output if made else gate
+        made.append(Layer("BinaryOp", f"{root.name}_gate", [x, factors], [out], {"op_type": BinaryOp.MUL}))
         new = new.having(inputs=[gemms[0].input, out, gemms[2].input, new.inputs[-1]])
     elif merged.rows is not None:
         *made, new = _times_rows(new, root, merged.rows)
@@ -109,16 +110,22 @@ def _times_rows(attention: Layer, root: Layer, rows: Blob) -> list[Layer]:
     y, bias = root.output, attention.weights["out_bias_data"]
     attention.weights["out_bias_data"] = np.zeros_like(bias)
     plain, gated = (Blob(f"{y.name}_{name}", y.shape, y.batch) for name in ("plain", "gated"))
-    column = Blob(f"{rows.name}_rows", (rows.known_shape[-2], 1), rows.batch)
+    column = _column(rows, root)
     added = Blob(f"{y.name}_bias", (1, len(bias)))  # ncnn would align one axis with the rows if it has their number
     attention.outputs = (plain,)
     return [
         attention,
-        Layer("Reshape", f"{root.name}_rows", [rows], [column], step_layer(Regroup(column.known_shape))[1]),
-        Layer("BinaryOp", f"{root.name}_gated", [plain, column], [gated], {"op_type": BinaryOp.MUL}),
+        column,
+        Layer("BinaryOp", f"{root.name}_gated", [plain, column.output], [gated], {"op_type": BinaryOp.MUL}),
         Layer("MemoryData", added.name, [], [added], by_axis((1, len(bias))), {"data": bias}),
         Layer("BinaryOp", f"{root.name}_bias", [gated, added], (), {"op_type": BinaryOp.ADD}),
     ]
+
+
+def _column(rows: Blob, root: Layer) -> Layer:
+    """Return the view of the factors of rows as a matrix."""
+    column = Blob(f"{rows.name}_rows", (rows.known_shape[-2], 1), rows.batch)
+    return Layer("Reshape", f"{root.name}_rows", [rows], [column], step_layer(Regroup(column.known_shape))[1])
 
 
 def _projection(blob: Blob) -> Chain:
@@ -203,10 +210,11 @@ def _without_gate(core: _Core) -> _Core:
     if product is None or not product.computes(BinaryOp.MUL, scalar=False):
         return core
     plain, gate = product.inputs
-    view = gate.producer
-    if view is None or view.type != "ExpandDims" or plain.shape != core.q.shape or not _has_equal_rows(view.input):
+    if plain.shape is None or plain.shape != core.q.shape or len(gate.shape or ()) != len(plain.shape):
         return core
-    return core._replace(q=plain, gate=view.input, layers=(*core.layers, product))
+    view = gate.producer
+    gate = view.input if view is not None and view.type == "ExpandDims" else gate
+    return core._replace(q=plain, gate=gate, layers=(*core.layers, product)) if _has_equal_rows(gate) else core
 
 
 def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
