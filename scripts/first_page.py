@@ -54,7 +54,7 @@ onnx2ncnn-opt | pnnx | page
 {} exports of published models, fixed sizes: right nets | **{}**, {} refused | {} | [how right](docs/measurements.md#how-right)
 {} cases of ONNX's own suite: right nets | **{}**, {} refused, {} wrong | {}, {} no net that loads, {} wrong | [operators](docs/ops.md)
 layers of the {} nets where both are right | **{}** | {} | [how right](docs/measurements.md#how-right)
-speed on one thread, {} nets | **{}** | 1 | [how fast](docs/measurements.md#how-fast)
+speed on one thread, mean of {} nets | **{} times as fast** | 1 | [how fast](docs/measurements.md#how-fast)
 a node that ncnn cannot compute | named with reason and hint, exit code 1 | an unknown layer in the net, exit code 0; onnx2ncnn also writes one | [tools](docs/other-tools.md#how-each-cell-was-found)
 """  # noqa: E501  a line for each row
 _WORDS_ZH = """
@@ -62,7 +62,7 @@ onnx2ncnn-opt | pnnx | 详情
 {} 个公开模型的导出文件（固定 shape）：正确的网络 | **{}**，拒绝 {} | {} | [正确性](docs/measurements.md#how-right)
 ONNX 自己的测试集中 {} 个用例：正确的网络 | **{}**，拒绝 {}，错误 {} | {}，不能加载 {}，错误 {} | [算子](docs/ops.md)
 两者都正确的 {} 个网络的层数 | **{}** | {} | [正确性](docs/measurements.md#how-right)
-单线程速度，{} 个网络 | **{}** | 1 | [速度](docs/measurements.md#how-fast)
+单线程速度，{} 个网络的平均 | **{} 倍** | 1 | [速度](docs/measurements.md#how-fast)
 ncnn 不能计算的节点 | 列出名字、原因和建议，退出码 1 | 网络里出现未知的层，退出码 0；onnx2ncnn 也一样 | [工具](docs/other-tools.md#how-each-cell-was-found)
 """  # noqa: E501
 
