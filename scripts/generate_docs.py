@@ -221,8 +221,9 @@ def _architectures() -> str:
         both = [row for row in right if row["pnnx ms"] != "-"]  # pnnx's net has the model's outputs
         layers, theirs = (sum(int(row[column]) for row in both) for column in ("layers", "pnnx layers"))
         text.append(
-            f"- {sizes} sizes: {len(right)} of {len(chosen)} exports are right, "
-            f"{sum(row['outcome'] == 'refused' for row in chosen)} are refused;\n"
+            f"- {sizes} sizes: {len(right)} of {len(chosen)} exports are right; refused: "
+            f"{sum(row['outcome'] == 'refused' for row in chosen)}; at some sizes ONNX Runtime fails: "
+            f"{sum(row['said'].startswith('{') and 'ONNX Runtime failed' in row['said'] for row in chosen)};\n"
             f"  {len(both)} of pnnx's nets are right, with {theirs} layers in all where ours have {layers}"
         )
     return "\n".join(text)
