@@ -20,7 +20,7 @@ from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
-from onnx2ncnn_opt.ir.detections import sorted_rows
+from onnx2ncnn_opt.ir.detections import sorts
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -179,10 +179,9 @@ class Conversion(NetResult[Files]):
 
     def _sorts(self, listing: Listing) -> Iterator[Sort]:
         indices = {label(node): node.outputs[1].name or "" for node in self.model.graph if node.op_type == "TopK"}
-        for layer in self.graph:
-            if sorted_rows(layer) is not None:
-                names = (indices[origin] for origin in layer.origin if origin in indices)
-                yield from (Sort(name, listing.tops[layer.output]) for name in names)
+        for layer in sorts(self.graph):
+            names = (indices[origin] for origin in layer.origin if origin in indices)
+            yield from (Sort(name, listing.tops[layer.output]) for name in names)
 
     def files(self, prefix: PathLike | None) -> Files:
         """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""

@@ -27,6 +27,11 @@ def sorted_rows(layer: Layer) -> int | None:
     return int(layer["keep_top_k"]) if is_sort else None
 
 
+def sorts(graph: Graph) -> list[Layer]:
+    """Return the layers that sort numbers."""
+    return [layer for layer in graph if sorted_rows(layer) is not None]
+
+
 def decisive(layer: Layer) -> tuple[Blob, ...]:
     """Return the blobs that decide which boxes a layer selects; of a sort the numbers before their padding."""
     padding = layer.inputs[1].producer if sorted_rows(layer) is not None else None

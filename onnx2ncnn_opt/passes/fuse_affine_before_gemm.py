@@ -35,8 +35,7 @@ def fuse_affine_before_gemm(affine: Layer) -> Replacement | None:
     source = transposed[0].output if transposed else x
     constant = constants[0].producer if constants else None
     gemms = {gemm: _with_affine(gemm, affine, constant, bool(gemm["transA"]) != bool(views), source) for gemm in users}
-    added = [(view, old) for view, old in zip(transposed, views, strict=True)]
-    return Replacement((affine, *views, *users), takes=gemms, added=added)
+    return Replacement((affine, *views, *users), takes=gemms, added=[*zip(transposed, views, strict=True)])
 
 
 def _with_affine(gemm: Layer, affine: Layer, constant: Layer | None, outermost: bool, source: Blob) -> Layer:

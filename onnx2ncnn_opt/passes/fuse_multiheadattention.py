@@ -268,10 +268,15 @@ def _selected(chain: Chain, sizes: Sizes) -> Linear:
     gemm = chain.source.known_producer
     weight, bias = linear_of(gemm.having(output_transpose=None))
     index = np.divmod(chain.by_head(sizes), sizes.shape(chain.source)[1])
-    rows, columns = index[::-1] if gemm["output_transpose"] else index
+    columns = columns_of(*index[::-1] if gemm["output_transpose"] else index, "attention").reshape(-1)
+    return Linear(weight[columns], bias[columns])
+
+
+def columns_of(rows: Array, columns: Array, before: str) -> Array:
+    """Return the columns (heads, size) of elements (heads, length, size); refused unless a head has whole columns."""
     is_mixed = (rows != np.arange(rows.shape[1])[:, None]).any() or (columns != columns[:, :1]).any()
-    require(not is_mixed, "rows and columns are mixed before the attention")
-    return Linear(weight[columns[:, 0].reshape(-1)], bias[columns[:, 0].reshape(-1)])
+    require(not is_mixed, f"rows and columns are mixed before the {before}")
+    return np.asarray(columns[:, 0])
 
 
 def _merged_columns(index: Array, heads: int, size: int) -> Array:

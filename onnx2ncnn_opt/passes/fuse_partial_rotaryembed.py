@@ -13,7 +13,7 @@ from onnx2ncnn_opt.passes._constants import constant_array, is_constant, with_da
 from onnx2ncnn_opt.passes._gemm import has_c, linear_of
 from onnx2ncnn_opt.passes._trace import Sizes, moved
 from onnx2ncnn_opt.passes._views import chain_above, end_of, shortest, steps_to, view_layers
-from onnx2ncnn_opt.passes.fuse_multiheadattention import Chain, chain_from
+from onnx2ncnn_opt.passes.fuse_multiheadattention import Chain, chain_from, columns_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, needed, require
 
@@ -141,9 +141,7 @@ def _sorted_row(part: _Part, sizes: Sizes, order: Array) -> _Row:
     require((marks == marks[:1, :1]).all(), "the heads are cut in different ways")
     elements = part.chain.elements(sizes).reshape(-1)
     for index in (rotated, places):
-        rows, columns = np.divmod(elements[index], len(order))
-        mixed = (rows != np.arange(rows.shape[1])[:, None]).any() or (columns != columns[:, :1]).any()
-        require(not mixed, "rows and columns are mixed before the rotation")
+        columns = columns_of(*np.divmod(elements[index], len(order)), "rotation")
     count, width = rotated.shape[-1], places.shape[-1]
     require(count % 2 == width % 2 == 0, "a part has an odd size")
     by_mark = np.argsort(marks[0, 0], kind="stable")  # the columns that are not rotated come first
@@ -151,7 +149,7 @@ def _sorted_row(part: _Part, sizes: Sizes, order: Array) -> _Row:
     halves = np.concatenate(
         [side for pair in zip(np.split(turned, 2), np.split(others, 2), strict=True) for side in pair]
     )
-    order[columns[:, 0]] = order[columns[:, 0][:, halves]]
+    order[columns] = order[columns[:, halves]]
     return _Row(places, halves.tolist())
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.attention import caches
 from onnx2ncnn_opt.ir.codes import Activation
-from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes, sorted_rows
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes, sorts
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -105,7 +105,7 @@ class Estimator:
         bottoms = {line.layer: line.bottoms for line in listing.lines if line.layer is not None}
         # If a layer is computed one way, these blobs of the other way would stay in memory: as half, and as it is.
         self._unread = {layer: (bottoms[layer], bottoms[half]) for layer, half in halves.items()}
-        self._sorts = [layer for layer in self.graph if sorted_rows(layer) is not None]
+        self._sorts = sorts(self.graph)
         self._indexes = index_blobs(self.graph)
         self._opaque = caches(self.graph) | after_boxes(self.graph, but=self._sorts)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]

@@ -16,7 +16,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
-from onnx2ncnn_opt.ir.detections import decisive, sorted_rows
+from onnx2ncnn_opt.ir.detections import decisive, sorts
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, WITH_SCALE, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
@@ -221,10 +221,9 @@ class Runs:
         self.least_gain = _MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN
         self.outputs = self.float.output_names()
         # All nets go on with the float net's rows of a sort, because 8 bits exchange rows; its scores are compared.
-        sorts = [layer for layer in self.net if sorted_rows(layer) is not None]
-        rows, names = {layer.output for layer in sorts}, list_layers(self.net).tops
+        names, rows = list_layers(self.net).tops, {layer.output for layer in sorts(self.net)}
         self.rows = [names[blob] for blob in rows]
-        self.inner = [name for blob, name in names.items() if blob in rows.union(*map(decisive, sorts))]
+        self.inner = [name for blob, name in names.items() if blob in rows.union(*map(decisive, sorts(self.net)))]
         indices = range(len(feeds))
         self.held = indices[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else indices
         self.rest = [i for i in indices if i not in self.held]
