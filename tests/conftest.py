@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections import Counter
 from functools import partial
 from importlib import import_module
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # glibc fills memory that child processes get: a net that reads what nobody wrote is wrong in every run, not by chance.
 os.environ.setdefault("MALLOC_PERTURB_", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command sets it: threads would spin in each process
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell lets what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -291,16 +290,6 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     assert "ONNX Runtime refuses model.onnx" in error
     assert "--no-verify" in error
     assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
-
-
-@pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
-    """A shell lets what it starts in the background ignore SIGINT, and commands inherit that."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def started(folder: Path, begun: str, *options: str, **environment: str) -> subprocess.Popen[str]:
