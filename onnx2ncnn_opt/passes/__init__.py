@@ -28,9 +28,7 @@ _ORDER = (
     "eliminate_dropout",
     "fuse_recurrent",
     "eliminate_pooling1x1",
-    "eliminate_flatten_after_global_pooling",
-    "eliminate_reshape_after_global_pooling",
-    "eliminate_flatten_after_innerproduct",
+    "eliminate_view_after_global_pooling",
     "fold_views",
     "fuse_memorydata_view",
     "shrink_memorydata",
@@ -65,9 +63,6 @@ _ORDER = (
     "fuse_hardswish",
     "fuse_gelu",
     "eliminate_tile_before_binaryop",
-    "fuse_softmax",
-    "move_mean_before_factor",
-    "move_factor_after_root",
     "fuse_layernorm",
     "fuse_rmsnorm",
     "fuse_normalize",
@@ -125,8 +120,8 @@ PASSES: tuple[Pass, ...] = tuple(p for entry in _ORDER for p in _load(entry))
 
 
 def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
-    """Return the passes except those named in `skip` or covering such a name; UsageError for an unknown name."""
-    names = {name: p for p in passes for name in (p.name, *p.covers)}
+    """Return the passes except those named in `skip`; UsageError for an unknown name."""
+    names = {p.name: p for p in passes}
     for unknown in sorted(set(skip) - set(names)):
         close = difflib.get_close_matches(unknown, list(names), n=1)
         hint = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"

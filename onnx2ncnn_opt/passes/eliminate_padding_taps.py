@@ -5,13 +5,11 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.windows import axes_of
-from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, has_known_sizes, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Refused, require, rewrite
-
-_TYPES = types_of(CONVOLUTIONS)
 
 
 def _kept(window: Window) -> range:
@@ -40,7 +38,9 @@ def _crashes_unpacked(windows: Sequence[Window]) -> bool:
     return is_cut and windows[0].stride == 1 and any(window.outputs < window.dilation for window in windows)
 
 
-@rewrite(op(_TYPES, "layer", _may_lose_taps), exact=False, purpose="dilated convolutions of small maps, as in DeepLab")
+@rewrite(
+    op(CONVOLUTIONS, "layer", _may_lose_taps), exact=False, purpose="dilated convolutions of small maps, as in DeepLab"
+)
 def eliminate_padding_taps(layer: Layer) -> Layer:
     """x ── Convolution (taps that read padding alone) ──   ⇒   x ── Convolution (smaller kernel) ──"""
     require_own_weights(layer)

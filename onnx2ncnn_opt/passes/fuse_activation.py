@@ -3,7 +3,7 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import WEIGHTED
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_static_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
@@ -29,9 +29,8 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
 
 
 @rewrite(
-    op(_KINDS, "activation")(op(types_of(WEIGHTED), "layer")),
+    op(_KINDS, "activation")(op(WEIGHTED, "layer")),
     exact=False,
-    covers=[f"fuse_{family}_activation" for family in WEIGHTED],
     purpose="one layer less",
 )
 def fuse_activation(layer: Layer, activation: Layer) -> Layer:

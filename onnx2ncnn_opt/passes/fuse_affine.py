@@ -2,7 +2,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import is_constant
-from onnx2ncnn_opt.passes._families import FOLDING, WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import FOLDING, WEIGHTED
 from onnx2ncnn_opt.passes._fold import (
     Affine,
     are_columns,
@@ -19,8 +19,8 @@ from onnx2ncnn_opt.passes._linear import ARITHMETIC, LINEAR, with_constant
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_size, known_shape, layer_pass, require, rewrite
 
-_LAYER = op(types_of(FOLDING), "layer")
-_WITH_GEMM = op((*types_of(FOLDING), "Gemm"), "layer")
+_LAYER = op(FOLDING, "layer")
+_WITH_GEMM = op((*FOLDING, "Gemm"), "layer")
 
 
 @rewrite(
@@ -28,10 +28,6 @@ _WITH_GEMM = op((*types_of(FOLDING), "Gemm"), "layer")
     op("Scale", "norm")(_LAYER),
     *with_constant(_WITH_GEMM, ARITHMETIC),
     exact=False,
-    covers=[
-        *(f"fuse_{family}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")),
-        *("fuse_gemm_mul", "fuse_gemm_add"),
-    ],
     purpose="nets that were written as they were trained; learned factors and ranges of outputs",
 )
 def fuse_affine(
@@ -74,7 +70,7 @@ def fuse_affine_after_slice(binary: Layer) -> Replacement | None:
     parts = [blob for blob in binary.inputs if blob not in constants]
     cut = parts[0].producer if len(parts) == 1 else None
     layer = cut.input.producer if cut is not None and cut.type == "Slice" else None
-    if cut is None or layer is None or layer.type not in (*types_of(WEIGHTED), "Gemm"):
+    if cut is None or layer is None or layer.type not in (*WEIGHTED, "Gemm"):
         return None
     whole, (part,) = cut.input, parts
     _require_foldable(layer)

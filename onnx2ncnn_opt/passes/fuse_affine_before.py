@@ -5,7 +5,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.ir.windows import groups_of, pads_of
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._families import DECONVOLUTIONS, WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import WEIGHTED
 from onnx2ncnn_opt.passes._fold import (
     bias_of,
     offsets_of,
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.passes._linear import LINEAR
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
-_LAYER = op(types_of(WEIGHTED), "layer")
+_LAYER = op(WEIGHTED, "layer")
 _FACTOR = op("BinaryOp", "affine", op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)
 
 # Factors and offsets are float32, so equal pad values of channels may differ by a few roundings.
@@ -29,12 +29,6 @@ _ROUNDING = 2.0**-21
     _LAYER(op("BinaryOp", "affine", op_type=LINEAR, with_scalar=1)),
     _LAYER(op("ReLU", "relu")(_FACTOR)),
     exact=False,
-    covers=[
-        f"fuse_{kind}_{family}"
-        for family in WEIGHTED
-        if family not in DECONVOLUTIONS
-        for kind in ("batchnorm", "scale", "binaryop")
-    ],
     purpose="mean and deviation of the input; normalisation before its layer, as in DenseNet",
 )
 def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -> Layer | list[Layer]:

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._crops import ends_cut
-from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS
 from onnx2ncnn_opt.passes._windows import slides, window_params
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
 
 
 @rewrite(
-    op("Crop", "crop")(op(types_of(CONVOLUTIONS), "conv")),
+    op("Crop", "crop")(op(CONVOLUTIONS, "conv")),
     exact=False,
     purpose="causal convolutions, which pad both ends and cut off one (Chomp1d); one layer less",
 )

@@ -13,7 +13,6 @@ from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrit
 
 _SIZE = {"InstanceNorm": "channels", "GroupNorm": "channels", "LayerNorm": "affine_size", "RMSNorm": "affine_size"}
 _PER_CHANNEL = frozenset({"InstanceNorm", "GroupNorm"})
-_NO_OFFSETS = ("RMSNorm", "add")
 
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
@@ -52,10 +51,6 @@ def _per_element(constant: Layer, x: Blob, size: int) -> Array:
     *with_constant(op(_SIZE.keys() - {"RMSNorm"}, "norm"), ARITHMETIC),
     *with_constant(op("RMSNorm", "norm"), frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})),
     exact=False,
-    covers=[
-        *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),
-        *(f"fuse_{type.lower()}_{kind}" for type in _SIZE for kind in ("mul", "add") if (type, kind) != _NO_OFFSETS),
-    ],
     purpose="factors and offsets of expanded normalisations",
 )
 def fuse_norm_affine(

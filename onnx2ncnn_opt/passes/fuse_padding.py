@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.windows import SIDES, axes_of, pads_of
-from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
@@ -60,9 +60,8 @@ def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
 
 
 @rewrite(
-    op(types_of(CONVOLUTIONS), "layer")(PADDING("x")),
+    op(CONVOLUTIONS, "layer")(PADDING("x")),
     exact=True,
-    covers=["fuse_padding_convolutiondepthwise"],
     purpose="models of TensorFlow, and causal convolutions; one layer less",
 )
 def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:

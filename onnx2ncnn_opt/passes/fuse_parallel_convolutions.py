@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.ir.windows import axes_of, groups_of
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, DEPTHWISE
 from onnx2ncnn_opt.passes._fold import (
     bias_of,
     require_no_activation,
@@ -18,9 +18,6 @@ from onnx2ncnn_opt.passes._linear import LINEAR, SIGNS
 from onnx2ncnn_opt.passes._windows import Slide, slides, weight_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
-
-_TYPES = types_of(CONVOLUTIONS)
-_DEPTHWISE = CONVOLUTIONS["convolutiondepthwise"]
 
 
 class _Branch(NamedTuple):
@@ -42,10 +39,10 @@ def _sums(types: tuple[str, ...], other: Pattern) -> list[Op]:
 
 
 @rewrite(
-    _sums(_TYPES, op(_TYPES)("x"))[0],
-    *_sums(_TYPES, op(("BatchNorm", "Scale"))("x")),
-    *_sums(_DEPTHWISE, op("BinaryOp", op_type=LINEAR, with_scalar=1)("x")),
-    *_sums(_DEPTHWISE, "x"),
+    _sums(CONVOLUTIONS, op(CONVOLUTIONS)("x"))[0],
+    *_sums(CONVOLUTIONS, op(("BatchNorm", "Scale"))("x")),
+    *_sums(DEPTHWISE, op("BinaryOp", op_type=LINEAR, with_scalar=1)("x")),
+    *_sums(DEPTHWISE, "x"),
     exact=False,
     purpose="branches that were trained side by side, as in RepVGG, MobileOne and FastViT",
 )
@@ -76,7 +73,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
 def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
     """Return one operand of the sum; other layers than convolutions become kernels of one tap, grouped like `conv`."""
     layer = blob.producer
-    if blob is x or layer is None or layer.type not in _TYPES:
+    if blob is x or layer is None or layer.type not in CONVOLUTIONS:
         return _one_tap(None if blob is x else layer, conv, sign)
     require(layer.type == conv.type and groups_of(layer) == groups_of(conv), f"'{layer.name}' has other groups")
     require_own_weights(layer)

@@ -18,12 +18,12 @@ from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._constants import is_constant
-from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import WEIGHTED
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
 from onnx2ncnn_opt.rewrite.rule import Edits, Refused, Replacement, attempt, graph_pass, known_shape, require
 
-_CONVOLUTIONS = frozenset(type for type in types_of(WEIGHTED) if type.endswith("1D"))
+_CONVOLUTIONS = frozenset(type for type in WEIGHTED if type.endswith("1D"))
 _RANK = 2  # of a sequence
 
 Params = dict[str, Any]

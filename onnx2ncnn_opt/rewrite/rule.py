@@ -1,7 +1,7 @@
 """The two kinds of passes: a `rewrite` of a pattern, or a `graph_pass` over the whole graph."""
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from itertools import groupby
@@ -63,8 +63,7 @@ class Rewrite:
     Its result replaces the root: a Layer without outputs takes over the root's output. A Blob replaces it (a sequence
     of Blobs if there are several). Of a sequence of Layers, the last one takes it over; the others have own outputs.
     `exact` promises bit-equal results on every CPU. So a pass that changes a division, or the rows of a function, is
-    not exact. `purpose` says why the pass exists, if docs/passes.md has no models or numbers for it. `covers` are
-    ncnnoptimize's names for parts of the pass; ``--skip`` and ``--only`` accept them for the whole pass.
+    not exact. `purpose` says why the pass exists, if docs/passes.md has no models or numbers for it.
     """
 
     name: str
@@ -73,7 +72,6 @@ class Rewrite:
     patterns: tuple[Op, ...]
     function: Callable[..., Result]
     purpose: str = ""
-    covers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parameters = inspect.signature(self.function).parameters.values()
@@ -188,7 +186,6 @@ class GraphPass:
     exact: bool
     function: Callable[[Graph], Edits]
     purpose: str = ""
-    covers: tuple[str, ...] = ()
 
 
 Pass: TypeAlias = Rewrite | GraphPass
@@ -199,14 +196,11 @@ def is_foreign(p: Pass) -> bool:
     return not p.function.__module__.startswith("onnx2ncnn_opt.")
 
 
-def rewrite(
-    *patterns: Op, exact: bool, name: str = "", summary: str = "", purpose: str = "", covers: Iterable[str] = ()
-) -> Callable[[Callable[..., Result]], Rewrite]:
-    """Turn a function into a Rewrite; the defaults are its name and the first line of its docstring."""
+def rewrite(*patterns: Op, exact: bool, purpose: str = "") -> Callable[[Callable[..., Result]], Rewrite]:
+    """Turn a function into a Rewrite."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
-        picture = summary or _first_line(function)
-        return Rewrite(name or function.__name__, picture, exact, patterns, function, purpose, tuple(covers))
+        return Rewrite(function.__name__, _first_line(function), exact, patterns, function, purpose)
 
     return decorate
 

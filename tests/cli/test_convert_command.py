@@ -118,7 +118,7 @@ def test_verbose_lists_rewrites_and_near_misses(small: Path) -> None:
     assert "near miss: fuse_swish: Sigmoid 's' + BinaryOp 'y': 's' is also used by Softmax 'z'" in ended.out
 
 
-@pytest.mark.parametrize("option", [("--skip", "fuse_convolution_activation"), ("--no-optimize",)])
+@pytest.mark.parametrize("option", [("--skip", "fuse_activation"), ("--no-optimize",)])
 def test_passes_can_be_left_out(small: Path, option: tuple[str, ...]) -> None:
     ended = run_well(small, "convert", "model.onnx", *option)
     assert [word.rstrip(";") for word in ended.lines("layers")[0][:3]] == ["8", "->", "8"]

@@ -123,7 +123,7 @@ def test_a_cut(folder: Path) -> None:
 
 
 def test_passes_are_chosen(folder: Path) -> None:
-    bn = "fuse_convolution_batchnorm"
+    bn = "fuse_affine"
     for options, rewrites in (
         (("--only", bn), 1),
         (("--skip", bn), 0),
