@@ -1,4 +1,4 @@
-"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: the fastest form of a product.
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`: the fastest form of a product.
 
 A product with a constant may be a Gemm, an InnerProduct of the rows of a matrix, or a MatMul with a MemoryData. The
 limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import has_c, linear_of, require_constant_b
+from onnx2ncnn_opt.passes._gemm import linear_of
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -18,16 +18,10 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 _FEW_ROWS = 4
 # InnerProduct works on packs of 8 rows. It is 1.3 to 3.7 times slower than Gemm for other numbers of rows.
 _MANY_ROWS, _PACK = 16, 8
-# The broadcast type of C after the operands are swapped.
-_SWAPPED_C = {GemmC.SCALAR: GemmC.SCALAR, GemmC.N: GemmC.M}
 # This number of products shares one constant matrix if its copies would have this number of elements (4 MB).
 _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 # MatMul packs the constant in every run: 1 to 11 times slower than Gemm from this size on.
 _LARGE = 1 << 15
-# For each 16 rows of A, Gemm reads all of B. With swapped operands it reads many weights once for a few rows: 0.66 to
-# 0.88 of the time on AVX-512. AVX2 has other tiles: it takes 0.76 to 1.05 of the time for these numbers of rows, and up
-# to 1.8 for other numbers.
-_SOME_ROWS, _LARGE_FOR_A = (8, 12), 1 << 18
 
 
 def _is_of_matrix(layer: Layer) -> bool:
@@ -106,40 +100,6 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
         weights["bias_data"] = stored(gemm, "C_data", linear.bias)
     params = {"num_output": n, "bias_term": int(has_bias), "weight_data_size": n * k}
     return Layer("InnerProduct", gemm.name, [x], (), params, weights)
-
-
-def _is_read_often(gemm: Layer) -> bool:
-    """Return True if a Gemm reads a large B several times, for some numbers of rows."""
-    if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
-        return False
-    return gemm.inputs[0].known_shape[gemm["transA"]] in _SOME_ROWS
-
-
-@rewrite(
-    op("Gemm", "gemm", _is_read_often, constantB=1, constantA=0)("x"),
-    exact=False,
-    purpose="transformers of base size that get 8 or 12 tokens at a time",
-)
-def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
-    """x ── Gemm (constant B, 8 or 12 rows) ──   ⇒   x ── Gemm (constant A, output_transpose) ──"""
-    require(known_shape(x, 2)[1 - gemm["transA"]] == gemm["constantK"], f"'{x.name}' does not fit Gemm '{gemm.name}'")
-    require_constant_b(gemm)
-    require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
-    new = gemm.having(
-        weights={"A_data": gemm.weights.stored("B_data"), "B_data": None},
-        transA=1 - gemm["transB"],
-        transB=1 - gemm["transA"],
-        output_transpose=1 - gemm["output_transpose"],
-        constantA=1,
-        constantB=None,
-        constantM=gemm["constantN"],
-        constantN=None,
-    )
-    if has_c(gemm):
-        kind = gemm["constant_broadcast_type_C"]
-        require(kind in _SWAPPED_C, f"the C of Gemm '{gemm.name}' differs from row to row")
-        new.params["constant_broadcast_type_C"] = _SWAPPED_C[kind]
-    return new.without_defaults()
 
 
 def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, trans_b: int) -> Layer:

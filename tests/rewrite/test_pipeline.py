@@ -212,14 +212,15 @@ def test_every_user_of_a_new_layer_is_matched_again() -> None:
         "Input x 0 1 x 0=4",
         "InnerProduct p 1 1 x a 0=2 2=8",
         "Noop n 1 1 a b",
-        "Dropout d 1 1 b c 0=2.0",
+        "BinaryOp m 1 1 b c 0=2 1=1 2=2.0",
         f"Split s 1 {count} c {' '.join(names)}",
-        *(f"Flatten f{i} 1 1 b{i} y{i}" for i in range(count)),
+        *(f"Convolution f{i} 1 1 b{i} y{i} 0=2 1=1 6=4" for i in range(count)),
         f"Concat z {count} 1 {' '.join(f'y{i}' for i in range(count))} z",
     )
-    graph.layers[1].weights["weight_data"] = np.ones(8, np.float32)
+    for number, layer in enumerate(layer for layer in graph if "weight_data_size" in layer.params):
+        layer.weights["weight_data"] = np.full(layer["weight_data_size"], number, np.float32)
     optimise(graph, check=True)
-    assert [layer.type for layer in graph] == ["Input", "InnerProduct", "Concat"]
+    assert [layer.type for layer in graph] == ["Input", *["InnerProduct"] * (1 + count), "Concat"]
     assert not applied(optimise(graph))
 
 
