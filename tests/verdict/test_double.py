@@ -82,8 +82,6 @@ OLD = [
     *[(f'Upsample<mode = "{mode}">(a, scales)', (9,)) for mode in ("linear", "nearest")],
     *[(f'Resize<mode = "{mode}">(a, scales)', (10,)) for mode in ("linear", "nearest")],
     ("Resize(a, none, scales)", (11, 12)),
-    ("ImageScaler<scale = 0.5, bias = [1.0, 2.0, 3.0]>(a)", (7, 9)),
-    ("Crop<border = [1, 0, 2, 1]>(a)", (7, 9)),
 ]
 
 

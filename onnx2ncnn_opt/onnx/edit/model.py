@@ -8,7 +8,6 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.onnx.read import structure
-from onnx2ncnn_opt.onnx.read.early import expanded
 from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
 _OLDEST_OPSET = 11  # Range exists, and Slice and Pad have their numbers as inputs
@@ -55,7 +54,6 @@ def to_bytes(model: onnx_ir.Model) -> bytes:
 
 
 def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    proto = expanded(proto)
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
     if opset >= _WANTED_OPSET:
         return proto

@@ -22,7 +22,6 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo, bind, bind_values
 from onnx2ncnn_opt.onnx.read.caches import bind_lengths
-from onnx2ncnn_opt.onnx.read.early import expanded
 from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -227,7 +226,6 @@ def _digest(proto: onnx.ModelProto) -> Callable[[], str | None]:
 
 def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
     structure.check_proto(proto)
-    proto = expanded(proto)
     try:
         with structure.quiet("onnx_ir.serde"):
             model = onnx_ir.from_proto(proto)
