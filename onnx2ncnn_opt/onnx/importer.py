@@ -3,14 +3,12 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
-
-import onnx_ir
+from typing import NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Sym, calls, named, substituted
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS
@@ -18,12 +16,11 @@ from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
 from onnx2ncnn_opt.onnx.cut.extract import Tail
 from onnx2ncnn_opt.onnx.cut.partition import split
-from onnx2ncnn_opt.onnx.cut.refusals import Refusals
 from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS
 from onnx2ncnn_opt.onnx.lower.layout import output_layout
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.read.structure import names_of, nodes_of
+from onnx2ncnn_opt.onnx.read.structure import names_of
 from onnx2ncnn_opt.onnx.value import Constant, Tensor
 from onnx2ncnn_opt.onnx.walk import Port, Walk
 
@@ -103,51 +100,6 @@ class Import(Walk):
                 return batch
         return None
 
-    def drop(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
-        """Turn into the import of the model without these nodes; return False if other nodes' layers depend on them."""
-        left, nodes = {info.name for info in model.net_inputs}, set(nodes)
-        if not self.refusals.nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):
-            return False
-        layers = [layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node]]
-        dropped = [port.blob.producer for port in self._inputs if port.name not in left]
-        if not self._remove([*layers, *filter(None, dropped)]) or not self._unname_cut(model):
-            return False
-        removed = {inner for node in nodes for inner in nodes_of(node)}
-        self._records = [record for record in self._records if record[0] not in removed]
-        self._inputs = tuple(port for port in self._inputs if port.name in left)
-        self._open_inputs = [blob for blob in self._open_inputs if blob.producer and blob.producer.graph]
-        self.requested_axes = {name: axis for name, axis in self.requested_axes.items() if name in left}
-        self.model, self.refusals, self._output_axes = model, Refusals(), output_axes
-        self._outputs = self._append_outputs()
-        return True
-
-    def _remove(self, layers: Sequence[Layer]) -> bool:
-        """Remove the outputs, and layers, each after its readers; return False if another layer reads one of them."""
-        self.graph.outputs = ()
-        for layer in layers:
-            if layer.is_used:
-                return False
-            self.graph.remove(layer)
-            self._names.release(*(blob.name for blob in layer.outputs))
-        caches: tuple[dict[Any, Blob], ...] = self._layouts, self._memory, self._ones
-        for cache in caches:
-            for key in [key for key, blob in cache.items() if blob.producer and blob.producer.graph is None]:
-                del cache[key]
-        return True
-
-    def _unname_cut(self, model: LoadedModel) -> bool:
-        """Free the names of the model's outputs for `_append_outputs`; return False if another blob has one."""
-        named = {blob.name: blob for layer in self.graph for blob in layer.outputs}
-        for info in model.outputs:
-            x, blob = self.values[info.name], named.get(info.name)
-            if blob is None or not isinstance(x, Tensor) or blob.producer is None:
-                continue
-            if blob is not x.blob:
-                return False
-            if not blob.is_input:
-                self._rename(blob, self._names.take(f"{blob.producer.traced[0]}_out"))
-        return True
-
 
 _Start: TypeAlias = Callable[..., Import]  # takes the model, and the batch axes of its inputs
 
@@ -182,17 +134,15 @@ def import_model(
         raise whole.error()
     try:
         # The tail needs only nodes that the import of one item refuses.
-        tail_part, nodes = split(model, (single or whole).refusals, whole.values, whole.error)
+        tail_part = split(model, (single or whole).refusals, whole.values, whole.error)
     except UnsupportedError:
         if not (single or whole).is_limited:
             raise
         return import_model(model, batch_axes=requested, types=types, custom=custom, tail="only-needed")
-    head = tail_part.without(model)
-    if whole.model is not model or not whole.drop(nodes, head, {}):
-        whole = _attempted(start, head, requested)
-    net, _ = _net_of(start, whole, single, nodes)
+    head = _attempted(start, tail_part.without(model), requested)
+    net, _ = _net_of(start, head)
     if net is None:
-        raise whole.error()
+        raise head.error()
     return net._replace(tail=tail_part)
 
 
@@ -204,22 +154,16 @@ def _attempted(start: _Start, model: LoadedModel, requested: Mapping[str, int | 
     return _attempted(start, model.bound(demanded), requested) if demanded else whole
 
 
-def _net_of(
-    start: _Start, whole: Import, single: Import | None = None, nodes: Collection[onnx_ir.Node] = ()
-) -> tuple[Imported | None, Import | None]:
-    """Return the net, of one item if the batch is free; and the import of one item if that refused nodes.
-
-    The argument `single` is the import of one item from before `nodes` moved to a tail.
-    """
+def _net_of(start: _Start, whole: Import) -> tuple[Imported | None, Import | None]:
+    """Return the net, of one item if the batch is free; and the import of one item if that refused nodes."""
     net, batch = whole.imported(), whole.free_batch()
     if batch is None:
         return net, None
     bound, inputs = whole.model.bound({batch.name: 1}), {**whole.requested_axes, **batch.inputs}
     outputs = {name: output.axis for name, output in batch.outputs.items()}
-    if single is None or not single.drop(nodes, bound, outputs) or single.requested_axes != inputs:
-        single = start(bound, inputs, output_axes=outputs)
-        if single.attempt():
-            return net, None
+    single = start(bound, inputs, output_axes=outputs)
+    if single.attempt():
+        return net, None
     one = single.imported()
     if one is None:
         return net, single

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -118,8 +117,7 @@ class Walk(ImportContext):
         # Arguments of `Batch.add_node` for each node, if a dimension is dynamic.
         self._records: list[tuple[onnx_ir.Node, ItemRule | None, NodeItems, NodeItems]] = []
         self._is_dynamic = any(isinstance(size, Sym) for info in model.net_inputs for size in info.shape)
-        self._made: dict[onnx_ir.Node | None, list[Layer]] = {}  # the layers of a node (None: outputs), last first
-        self._bounding: set[onnx_ir.Node | None] = set()  # nodes that demand a minimum
+        self._made: dict[onnx_ir.Node, list[Layer]] = {}  # the layers of a node
         lengths = past_lengths(model.net_inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
         # Symbols are 1 or more; the past may have no rows.
@@ -139,8 +137,7 @@ class Walk(ImportContext):
             return demanded.sizes
         if self._is_short:
             self._refuse_indices()
-        with self._recorded(None):
-            self._outputs = self._append_outputs()
+        self._outputs = self._append_outputs()
         if self._mismatch:
             raise UsageError(self._mismatch)
         return {}
@@ -198,20 +195,13 @@ class Walk(ImportContext):
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self.node = label(node), node
         self._most = len(self.graph) + MANY_LAYERS if self._is_short and node.op_type in PICKS else math.inf
-        with self._recorded(node):
-            for name, result in zip(names_of(node.outputs), self._results(node), strict=True):
-                if name:
-                    self.values[name] = result
-                    self._name_blob(result, name)
-        self._most = math.inf
-
-    @contextmanager
-    def _recorded(self, node: onnx_ir.Node | None) -> Iterator[None]:
-        start, minimum = len(self.graph), dict(self._minimum)
-        yield
+        start = len(self.graph)
+        for name, result in zip(names_of(node.outputs), self._results(node), strict=True):
+            if name:
+                self.values[name] = result
+                self._name_blob(result, name)
         self._made[node] = [*islice(reversed(self.graph), len(self.graph) - start)]
-        if self._minimum != minimum:
-            self._bounding.add(node)
+        self._most = math.inf
 
     def _results(self, node: onnx_ir.Node) -> NodeItems:
         """Return the results of a node; of a refused one, stand-ins for these."""

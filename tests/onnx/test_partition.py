@@ -134,7 +134,7 @@ def test_a_net_without_a_tail_is_the_same(tmp_path: Path) -> None:
     assert not (tmp_path / "auto.ncnn.tail.onnx").exists()
 
 
-# Nodes of a tail that leave traces in the rest of the net: the model up to them is imported anew.
+# Nodes of a tail that would leave traces in the rest of the net if it were not imported without them.
 TRACES = {
     "a limit of a dynamic size": (
         "i = Constant <value_ints = [5]> ()  g = Gather <axis = 2> (f, i)  "

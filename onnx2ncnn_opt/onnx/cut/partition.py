@@ -37,8 +37,8 @@ _SOURCE, _SINK = "net", "tail"
 
 def split(
     model: LoadedModel, refusals: Refusals, values: Mapping[str, Item | None], error: Callable[[], UnsupportedError]
-) -> tuple[Tail, Collection[onnx_ir.Node]]:
-    """Return the tail of a model and its nodes; the model's graph does not change.
+) -> Tail:
+    """Return the tail of a model; the model's graph does not change.
 
     `values` are those that the import computed, and `error` returns its error. Raises this error if a refused node, or
     a node that depends on it, is not a tail operator.
@@ -58,7 +58,7 @@ def split(
         except ModelError as damaged:  # an attribute or a type that tails lack
             problem = str(damaged)
         else:
-            return tail, nodes
+            return tail
     whole = error()
     raise UnsupportedError(whole.nodes, "\n".join(filter(None, (whole.advice, problem))), *whole.cuts)
 
