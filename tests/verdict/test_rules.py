@@ -25,7 +25,7 @@ WEIGHTS: Mapping[str, Any] = {
 }
 PRODUCT = "(float[2,16] x) => (float[2,40] y) { y = MatMul(x, m) }"
 SUMS = "{ r = Round(x) b = Add(r, d) y = Conv(b, v) }"
-PARITY = """(float[30,100] x) => (float[30,100] y) <float many = {10000}, float half = {0.5}, float two = {2}> {
+PARITY = """(float[30,100] x) => (float[30,100] y) <float many = {100000}, float half = {0.5}, float two = {2}> {
     s = Sigmoid(x) b = Mul(s, many) f = Floor(b) q = Mul(f, half) h = Floor(q) e = Mul(h, two) y = Sub(f, e) }"""
 QUANTISED = """(float[2,16] x) => (float[2,40] y) <float s = {0.01}> { q, t, z = DynamicQuantizeLinear(x)
     i = MatMulInteger(q, b, z) f = Cast<to = 1>(i) r = Mul(t, s) y = Mul(f, r) }"""
