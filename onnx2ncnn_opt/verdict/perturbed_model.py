@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, Traits
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE
+from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, LAST_BIT
 
 # The relative error of each number that a node computes: 16 units of the last place, as in sums of many terms.
 _ERROR = 2.0**-20
@@ -28,11 +28,11 @@ _ERROR_OF_ONE = 2.0**-22
 # The error of numbers that decide something, relative to the tensor's largest: the error of convolution by winograd.
 _DECISION_ERROR = DEFAULT.relative / 5
 _PHASE = math.sqrt(2) / 2  # of a period; irrational, so that the signs of errors do not repeat
-# Each run has a number for own errors, and an error that all elements share: all numbers too large, all too small,
-# alternating signs (for pairs of x and y), and five other patterns of signs.
+# Each run has a number for own errors, and an error that all elements share: none (a right Sigmoid, see
+# `_sigmoid`), all numbers too large, all too small, alternating signs (for pairs of x and y), five other patterns.
 _ALTERNATING = 0.5 / _PHASE
 ERROR_RUNS = (
-    *((0.0, 1.0), (0.0, -1.0), (_ALTERNATING, 0.0), (-_ALTERNATING, 0.0)),
+    *((0.0, 0.0), (0.0, 1.0), (0.0, -1.0), (_ALTERNATING, 0.0), (-_ALTERNATING, 0.0)),
     *((float(number), 0.0) for number in range(1, 6)),
 )
 _ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
@@ -41,6 +41,7 @@ OWN, SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"  # inputs
 _TINY = float(np.finfo(np.float32).tiny)
 _FLOATS = (DataType.FLOAT, DataType.DOUBLE)
 _ABSORBING = ("Add", "Mul", "Sub")  # a result may be an operand, as a mask that absorbs scores
+_ORDERING = ("ArgMax", "ArgMin", "TopK")
 _INTEGER_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # without errors of their own
 _INTEGERS = (DataType.INT64, DataType.INT32, DataType.UINT8, DataType.INT8)
 
@@ -70,8 +71,8 @@ def _in_8_bits(array: Array) -> Array:
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     """Return the model with rounding errors, and two more inputs that select the errors of a run (`ERROR_RUNS`).
 
-    Every number that a node computes gets an error, except moved numbers and zeros. Raises EncodeError for a model that
-    does not fit into a message.
+    Every number that a node computes gets an error, except moved numbers, zeros, and numbers in branches and loops.
+    Raises EncodeError for a model that does not fit into a message.
     """
     changed = read_model(model, outputs, typed=True, upgraded=True)
     writer = _ErrorWriter(changed)
@@ -108,7 +109,26 @@ class _ErrorWriter(Editor):
         if node.op_type == "Cast" and dtype in _FLOATS and dtype_out in _INTEGERS:
             operands = [self._defined(inputs[0], dtype, dtype_out)]
         outputs = self.copy(node, operands)
+        if node.op_type == "Sigmoid" and dtype in _FLOATS:
+            outputs = [self._sigmoid(operands[0], outputs[0])]
+        results = self._results(node, traits, inputs, outputs)
+        for old, new in zip(node.outputs, results, strict=True):
+            new.type = old.type
+            self.replace(old, new)
+        self.graph.remove(node, safe=True)
+
+    def _results(
+        self,
+        node: onnx_ir.Node,
+        traits: Traits,
+        inputs: Sequence[onnx_ir.Value | None],
+        outputs: Sequence[onnx_ir.Value],
+    ) -> list[onnx_ir.Value]:
+        """Return the outputs of a node, perturbed unless it moves its inputs."""
         results = [*outputs]
+        if traits.moves == () or node.op_type == "Cast":  # a net in 32 bits rounds nothing to 16
+            is_half = {x: x.name and x.dtype == DataType.FLOAT16 for x in outputs}
+            results = [self._perturb(x, DataType.FLOAT16, LAST_BIT["float16"]) if is_half[x] else x for x in outputs]
         moved = [value for index, value in enumerate(inputs) if traits.moves_input(index)]
         is_integral = all(value in self._integral or (value and value.dtype in _INTEGERS) for value in moved)
         if node.op_type in _INTEGER_RESULTS or (moved and is_integral):
@@ -125,10 +145,7 @@ class _ErrorWriter(Editor):
                         results[index] = self._unless_absorbed(results[index], x, x.dtype, inputs, node.op_type)
                     if traits.axes == "each" and self._integral.issuperset(inputs):
                         self._unperturbed[results[index]] = x
-        for old, new in zip(node.outputs, results, strict=True):
-            new.type = old.type
-            self.replace(old, new)
-        self.graph.remove(node, safe=True)
+        return results
 
     def _perturb_decisions(self, node: onnx_ir.Node, traits: Traits) -> list[onnx_ir.Value | None]:
         """Return the inputs of a node, perturbed where the last bit may decide its result."""
@@ -149,6 +166,8 @@ class _ErrorWriter(Editor):
                 inputs[index] = self._perturb_decision(value, value.dtype)
                 if node.op_type == "Equal" and index == 1:
                     inputs[1] = self._equal_if_near(inputs[1], inputs[0], value.dtype)
+                elif node.op_type in _ORDERING:
+                    inputs[index] = self._tied(inputs[index], value, value.dtype)
         return inputs
 
     def _defined(self, x: Operand, dtype: DataType, integers: DataType) -> onnx_ir.Value:
@@ -160,6 +179,14 @@ class _ErrorWriter(Editor):
         ends = _number(limits.min - 1.0, dtype), _number(limits.max + 1.0, dtype)
         inside = [self.node(kind, x, end) for kind, end in zip(("Greater", "Less"), ends, strict=True)]
         return self.node("Where", self.node("And", *inside), x, self._errors(x, dtype))
+
+    def _sigmoid(self, x: Operand, rounded: onnx_ir.Value) -> onnx_ir.Value:
+        """Return a sigmoid in place of ONNX Runtime's `rounded` one, which cancels digits near 1, and is 0 for -18."""
+        power = self.node("Exp", self.node("Neg", self.node("Cast", x, to=DataType.DOUBLE)))
+        quotient = self.node("Reciprocal", self.node("Add", power, np.array(1.0)))
+        result = self.node("Cast", quotient, to=rounded.dtype)
+        result.type, result.shape = rounded.type, rounded.shape
+        return result
 
     def _errors(self, x: Operand, dtype: DataType) -> onnx_ir.Value:
         """Add numbers from -1 to 1, one for each element of a tensor.
@@ -227,6 +254,12 @@ class _ErrorWriter(Editor):
         bound = self.node("Mul", self._decision_error(x, dtype), self.node("Cast", self.shared, to=dtype))
         is_near = self.node("Less", self.node("Abs", self.node("Sub", x, other)), bound)
         return self.node("Where", is_near, other, x)
+
+    def _tied(self, perturbed: Operand, x: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
+        """Make nearly equal elements equal, in the run with a positive shared error, which changes no order."""
+        step = self.node("Add", self._decision_error(x, dtype), _number(_TINY, dtype))
+        tied = self.node("Mul", self.node("Round", self.node("Div", x, step)), step)
+        return self.node("Where", self.node("Greater", self.shared, _number(0, DataType.FLOAT)), tied, perturbed)
 
 
 def _number(value: float, dtype: DataType) -> Array:

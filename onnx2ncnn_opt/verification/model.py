@@ -352,7 +352,7 @@ def _notes(judge: _ModelJudge, rows: Sequence[OutputReport], *, is_vulkan: bool)
     """Yield notes on the verification of a net."""
     options, model, runs = judge.options, judge.model, judge.done
     is_drawn = options.feeds is None
-    yield from model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
+    yield from model_notes(model, runs, judge.rounding)
     if is_drawn and is_wrong(rows) and judge.net.weights is Encoding.INT8:
         yield "the scales of int8 layers come from calibration data: verify with such data, by --inputs"
     if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and judge.net.has_inexact_gelu:

@@ -4,8 +4,7 @@ Two right implementations add up sums in different orders. Their numbers differ 
 The last bit may decide the result if a model compares numbers, rounds to integers, searches the largest, or subtracts
 equal numbers. A wider tolerance would hide faults there. So ONNX Runtime runs the model with inserted errors.
 
-The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the errors from
-weights in 16 bits.
+The model with rounded weights gives the errors from weights in 16 bits.
 """
 
 from __future__ import annotations
@@ -35,15 +34,13 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
 from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, Tolerance, compare, with_rounding
-from onnx2ncnn_opt.verdict.float64_model import InDouble
 from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
-from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING
+from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 
-_SAFETY = 2.0
-_TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as float32
-_MANY_WEIGHTS = 2**25
+_SAFETY = 4.0
+_TIMEOUT = 120.0  # seconds for a run
 
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 # ONNX defines what these make of NaN, so models use them as guards.
@@ -95,23 +92,8 @@ class Rounding:
 
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
-        self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
-        self.problem = ""  # the error of `exact`, if any
         self.unmoved = ""  # the error of `spread`, if any
         self._last: tuple[Mapping[str, Array], dict[str, Array]] | None = None  # inputs, and the spread for them
-
-    def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs in float64; if that fails, return none, and set `problem`."""
-        if self._exact is None or self._exact[0] is not feeds:
-            try:
-                runner, is_large = self._double
-                outputs = runner.run_any(feeds)
-                if is_large:
-                    runner.close()  # to free its memory until the next run
-            except (RunError, EncodeError, InferenceError) as error:
-                outputs, self.problem = {}, str(error)
-            self._exact = feeds, outputs
-        return self._exact[1]
 
     def without_quantisation(
         self, name: str, feeds: Mapping[str, Array], *, is_int8: bool
@@ -140,12 +122,6 @@ class Rounding:
             return None if data is None else (OrtRunner(data, **fixed), coarser)
         except (RunError, EncodeError):
             return None
-
-    @cached_property
-    def _double(self) -> tuple[OrtRunner, bool]:
-        """The model in float64, and whether it has many weights."""
-        double = InDouble(self._model, tuple(self._outputs))
-        return self._rewritten(double.data), double.weights > _MANY_WEIGHTS
 
     @cached_property
     def _perturbed(self) -> OrtRunner:
@@ -221,11 +197,14 @@ class Rounding:
     def _spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the effect of errors; infinite if an element becomes infinite or NaN.
 
-        The effect is at least the distance from float64, if that is finite. It is infinite for elements that errors
-        decide: integers that change, and floats that move by more than `MOST_ROUNDING` of the largest element. If ONNX
-        Runtime refuses the model with errors, the effect is 0, and `unmoved` gives the reason.
+        The effect is infinite for elements that errors decide: integers that change, and floats that move by more than
+        `MOST_ROUNDING` of the largest element. It is `UNKNOWN_ROUNDING` or more for models with branches or loops, and
+        if ONNX Runtime refuses the model with errors; `unmoved` gives the reason.
         """
-        largest = {name: np.zeros(array.shape) for name, array in reference.items()}
+        sizes = {name: max(UNKNOWN_ROUNDING * _largest_finite(x), DEFAULT.absolute) for name, x in reference.items()}
+        unknown = {name: np.full(array.shape, sizes[name] / _SAFETY) for name, array in reference.items()}
+        has_branches = next(iter(read_model(self._model).graph.subgraphs()), None) is not None
+        largest = {name: has_branches * array for name, array in unknown.items()}
         try:
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             for own, shared in counted(ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
@@ -234,10 +213,7 @@ class Rounding:
                     largest[name] = np.maximum(largest[name], _distance(array, reference[name]))
         except (RunError, EncodeError, InferenceError) as error:
             self.unmoved = str(error)
-            largest = {name: np.zeros(array.shape) for name, array in reference.items()}
-        for name, array in self.exact(feeds).items():
-            distance = _distance(array, reference[name])
-            largest[name] = np.maximum(largest[name], np.where(np.isfinite(distance), distance, 0.0))
+            largest = unknown
         decisive = {name: MOST_ROUNDING * _largest_finite(array) for name, array in reference.items()}
         return {name: np.where(moved > decisive[name], np.inf, _SAFETY * moved) for name, moved in largest.items()}
 

@@ -9,20 +9,17 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verdict.rules import UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from onnx2ncnn_opt.verification.model_runs import Run
 
 _MAX_PROBLEM = 100  # characters of an error in a note
 
 
-def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, is_fixed: bool) -> Iterator[str]:
-    """Yield notes on missing float64 results and on NaN and infinity; `is_fixed`: the user chose the tolerance."""
-    known = f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64"
-    moved = "the effect of rounding errors on the model is unknown"
-    for text, problem in ((known, "" if is_fixed else rounding.problem), (moved, rounding.unmoved)):
-        if problem:
-            yield f"{text}: {shorten(problem, _MAX_PROBLEM, placeholder=' ...')}"
+def model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding) -> Iterator[str]:
+    """Yield notes on unknown effects of rounding, and on NaN and infinity."""
+    if rounding.unmoved:
+        problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
+        yield f"the effect of rounding errors on the model is unknown: {problem}"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         # A single infinity is a mask's fill value.

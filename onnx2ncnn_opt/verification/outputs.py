@@ -39,7 +39,7 @@ class OutputComparison:
     net: NetFacts
     rounding: Rounding
     limit: Tolerance | None = None  # of 16 bits, or of the user
-    least: float = LEAST_ROUNDING  # smaller errors need no run in float64
+    least: float = LEAST_ROUNDING  # smaller errors need no further runs of the model
     step: float = 0.0  # the error that the model's quantisation explains
     # Takes all outputs of the model, and the net's.
     judge_tail: Callable[[Mapping[str, Array], Mapping[str, Array]], list[OutputReport]] | None = None
@@ -156,7 +156,6 @@ class OutputComparison:
         case = Case(
             array,
             reference,
-            exact=lambda: self.rounding.exact(self.feeds).get(name),
             spread=lambda: self.rounding.spread(self.feeds, self.reference)[name],
             weights=lambda: self.weight_errors.get(name, 0.0),
             floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),

@@ -8,6 +8,7 @@ from onnx import numpy_helper
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verdict.rules import UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.model_accuracy import Rounding
 from testing.models import parsed, serialized
 
@@ -26,7 +27,9 @@ def test_sums_move_by_their_last_bits() -> None:
 
 def test_numbers_in_16_bits_move() -> None:
     x = np.linspace(1, 2, 50, dtype=np.float16)
-    assert 0 < spread("(float16[50] x) => (float16[50] y) { b = Exp(x) y = Log(b) }", x).max() < 1e-2
+    assert 0 < spread("(float16[50] x) => (float16[50] y) { b = Exp(x) y = Log(b) }", x).max() < 2e-2
+    graph = "(float[50] x) => (float[50] y) { b = Cast<to = 10>(x) y = Cast<to = 1>(b) }"
+    assert 2**-11 < spread(graph, x.astype(np.float32)).max() < 2e-2
 
 
 def test_values_decided_by_a_last_bit_move_by_a_step() -> None:
@@ -106,7 +109,8 @@ def test_why_no_errors_move_a_model() -> None:
         (bytes(unimported.SerializeToString()), "No opset import for domain ai.onnx.ml"),
     ):
         rounding = Rounding(model, (), {})
-        assert not rounding.spread({"x": x}, {"y": np.exp(x)})["y"].any()
+        moved = rounding.spread({"x": x}, {"y": np.exp(x)})["y"]
+        np.testing.assert_allclose(moved, UNKNOWN_ROUNDING * np.exp(x))
         assert reason in rounding.unmoved
 
 
@@ -136,6 +140,13 @@ def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     assert [row.message for row in lower(parsed(graph)).verify().rows if row.status != "ok"] == []
 
 
+def test_nearly_equal_probabilities_decide_in_any_direction() -> None:
+    """ONNX Runtime's Sigmoid is 0 for -47 and for -69; others make a difference, or none near 1."""
+    graph = "(float[3,2] x) => (int64[3] y) { a = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(a) }"
+    moved = spread(graph, np.array([[-69, -47], [16.8, 200], [-1, 1]], np.float32))
+    np.testing.assert_array_equal(np.isinf(moved), [True, True, False])
+
+
 def test_a_file_and_its_bytes_have_the_same_errors(tmp_path: Path) -> None:
     """ONNX Runtime adds up sums in another order where it copies weights into another layout."""
     rng = np.random.default_rng(0)
@@ -147,7 +158,6 @@ def test_a_file_and_its_bytes_have_the_same_errors(tmp_path: Path) -> None:
     found = []
     for source in (tmp_path / "m.onnx", model.SerializeToString()):
         reference, rounding = OrtRunner(source).run(feeds), Rounding(source, (), {})
-        found.append((np.abs(rounding.exact(feeds)["y"] - reference["y"]), rounding.spread(feeds, reference)["y"]))
-    assert found[0][0].max() > 0
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    np.testing.assert_array_equal(found[0][1], found[1][1])
+        found.append(rounding.spread(feeds, reference)["y"])
+    assert found[0].max() > 0
+    np.testing.assert_array_equal(found[0], found[1])

@@ -73,11 +73,10 @@ def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.Mon
     assert status == "mismatch"
 
 
-def verdict(actual: Any, reference: Any, spread: Any = 0.0, exact: Any = None, **more: Any) -> tuple[str, bool]:
-    """Judge an output of a model whose runs are exact, unless `exact` has other numbers."""
+def verdict(actual: Any, reference: Any, spread: Any = 0.0, **more: Any) -> tuple[str, bool]:
+    """Judge an output of a model whose elements rounding moves by `spread`."""
     net, model = (np.asarray(array, np.float32) for array in (actual, reference))
-    numbers = model.astype(np.float64) if exact is None else np.asarray(exact, np.float32)
-    found = judge(Case(net, model, lambda: numbers, lambda: np.broadcast_to(spread, model.shape), **more))
+    found = judge(Case(net, model, lambda: np.broadcast_to(spread, model.shape), **more))
     return found.rule, found.accepted
 
 
@@ -121,10 +120,3 @@ def test_half_of_an_output_has_to_be_compared() -> None:
     reference[1] = np.nan
     assert verdict([1, 2, 3, 4], reference) == (UNPROVEN.name, True)
     assert verdict([np.nan, 2, 3, 4], reference) == ("kernels", False)
-
-
-def test_overflows_are_resolved_only_by_right_numbers() -> None:
-    """ONNX Runtime's log(sigmoid(-20)) is -infinity."""
-    reference, exact = [-np.inf, -0.1, 0], [-20, -0.1, 0]
-    for actual, is_right in ((-20, True), (-7, False), (-np.inf, True), (np.nan, True)):
-        assert verdict([actual, -0.1, 0], reference, exact=exact)[1] == is_right

@@ -82,7 +82,7 @@ def test_a_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path, storage:
     wrong_weight(files, factor)
     found = output(model, files)
     assert found.status == "mismatch"
-    assert storage or (found.allowed == 2**-15 and present(found.max_rel) < 1e-4)
+    assert storage or present(found.allowed) < present(found.max_rel) < 1e-4
 
 
 def test_int8(model: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_errors_of_rounding_are_allowed(tmp_path: Path) -> None:
     model = write_model(tmp_path, CANCELS, w=weights - weights.mean(0), v=v)
     files = lower(model).save(tmp_path / "net")
     found = output(model, files)
-    assert (found.status, found.rule) == ("ok", "rounding")
+    assert (found.status, found.rule) == ("ok", "decided")  # where all columns nearly cancel
     assert 1e-4 < present(found.max_rel) < present(found.allowed)
     strict = Verification(rtol=1e-5, atol=0.0)
     (fixed,) = verify_net(model, files.param, files.bin, verification=strict).outputs
@@ -155,7 +155,7 @@ def test_a_net_that_is_wrong_in_16_bits_runs_in_fp32(tmp_path: Path) -> None:
     assert "right in fp32" not in row.message
 
 
-def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
+def test_a_model_whose_errors_are_hidden(tmp_path: Path) -> None:
     branches = (
         "then_branch = t () => (float[2, 3] a) { a = Relu(x) }, else_branch = e () => (float[2, 3] b) { b = Neg(x) }"
     )
@@ -165,10 +165,7 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     assert verify_net(model, files.param, files.bin).notes == ()
     net = handmade.write_net(tmp_path, "Input x 0 1 x", "ReLU r 1 1 x r", "BinaryOp m 1 1 r y 0=2 1=1 2=1.00005")
     report = verify_net(model, *net)
-    assert [(o.status, o.rule, o.allowed) for o in report.outputs] == [("ok", "rounding", UNKNOWN_ROUNDING)]
-    (note,) = report.notes
-    reason = "a model with branches or loops is not rewritten"
-    assert note == f"errors up to 0.0001 count as rounding, as the model does not run in float64: {reason}"
+    assert [(o.status, o.rule) for o in report.outputs] == [("ok", "kernels")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Insertion of nodes and constants into the graph of an ONNX model."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ class Editor:
     suffix = "new"  # of the names of values
 
     def __init__(self, graph: onnx_ir.Graph) -> None:
-        self.graph, self.place, self._into = graph, next(iter(graph), None), graph
+        self.graph, self.place = graph, next(iter(graph), None)
         values = [value for node in graph for value in node.outputs]
         self.names = NamePool(item.name or "" for item in (*graph, *graph.inputs, *values))
         self.names.add(*graph.initializers)
@@ -60,9 +59,9 @@ class Editor:
         for output in node.outputs:
             output.name = self.names.take(f"{base}.{self.suffix}")
         if self.place is None:
-            self._into.append(node)
+            self.graph.append(node)
         else:
-            self._into.insert_before(self.place, node)
+            self.graph.insert_before(self.place, node)
         return node.outputs
 
     def copy(self, node: onnx_ir.Node, inputs: Sequence[Operand] | None = None) -> Sequence[onnx_ir.Value]:
@@ -73,14 +72,6 @@ class Editor:
             new.type, new.shape = old.type, old.shape
             new.name = new.name if old.name else ""
         return outputs
-
-    @contextmanager
-    def within(self, body: onnx_ir.Graph) -> Iterator[None]:
-        """Append nodes to another graph, such as the body of a Scan, until the end of the block."""
-        before = self.place, self._into
-        self.place, self._into = None, body
-        yield
-        self.place, self._into = before
 
     def replace(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
         """Replace all uses of a value by another one, which gets its name if the value is a graph output."""

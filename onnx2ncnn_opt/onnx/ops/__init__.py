@@ -22,7 +22,7 @@ def find(domain: str, name: str, opset: int) -> OnnxOp | None:
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
     """Return the traits of an operator; the defaults if it has no importer."""
-    op = find(domain, name, opset)
+    op = find(domain, name, opset) or find(domain, name, 2**31)  # ONNX Runtime takes some operators of later opsets
     return Traits() if op is None else op.traits
 
 
