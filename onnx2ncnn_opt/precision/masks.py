@@ -13,7 +13,6 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any
 
-from onnx2ncnn_opt.inputs import draws
 from onnx2ncnn_opt.inputs.draws import DATA, Draw
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -46,7 +45,6 @@ class Precision:
     integers_differ: bool = False  # an output of integers has others
     is_undecided: bool = False  # an index may be another one, where two numbers are nearly equal
     price: float = 0.0  # the share of the multiplications that masks keep from fp16 arithmetic
-    overflow: str = ""  # the layer that overflows only with large inputs
 
     @property
     def ok(self) -> bool:
@@ -68,8 +66,7 @@ class Precision:
             reason = f"with other inputs perhaps {BUDGET:g}"
         if self.error > LIMITS[0].error and self.ok:
             reason += f"{'; ' * bool(reason)}--budget {LIMITS[0].error:g} looks for more masks"
-        large = f"with inputs 8 times as large {self.overflow} overflows" if self.overflow else ""
-        return [text for text in (reason, large) if text]
+        return [reason] if reason else []
 
     @property
     def summary(self) -> str:
@@ -118,13 +115,11 @@ def masks_for_data(
     """
     with open_like_data(graph, feeds_of, seed, **net) as (chosen, estimator):
         more = (estimator.on(feeds_of(chosen._replace(seed=seed + at))) for at in range(1, _INPUTS[1]))
-        large = estimator.on(feeds_of(Draw(seed, draws.LARGE)))
-        return find_masks(chain([estimator], more), large, **options)
+        return find_masks(chain([estimator], more), **options)
 
 
 def find_masks(
     estimators: Iterable[Estimator],
-    large: Estimator | None = None,
     *,
     integers: Collection[Blob] = (),
     budget: float | None = None,
@@ -134,9 +129,8 @@ def find_masks(
     """Find the masks that a net needs in addition to its own, and its precision with all of them.
 
     The estimators have the same net on several inputs, and small nets run on more of them. Overflow and errors on these
-    inputs decide about masks. `large` inputs only show layers that overflow there. `integers` are outputs. `masks` says
-    for which devices; with False the net keeps its own. The layers do not get the masks here, but by `put_masks`.
-    Raises RunError if ncnn cannot run the net.
+    inputs decide about masks. `integers` are outputs. `masks` says for which devices; with False the net keeps its own.
+    The layers do not get the masks here, but by `put_masks`. Raises RunError if ncnn cannot run the net.
     """
     found, given = _Found(masks), iter(estimators)
     first = MaskJudge(next(given), integers)
@@ -159,23 +153,12 @@ def find_masks(
                     found.add(layer, mask.features, mask.reason, mask.largest)
                 error = _joint_error(judges)
         differ = any(each.integers_differ(integers) for each in judges)
-        overflow = _overflow(large) if large else ""
         is_undecided = any(each.is_undecided(error) for each in judges)
-        return found, Precision(error, budget or BUDGET, differ, is_undecided, first.price(), overflow)
+        return found, Precision(error, budget or BUDGET, differ, is_undecided, first.price())
 
 
 def _joint_error(judges: Sequence[MaskJudge]) -> float:
     return largest_error(*(judge.errors() for judge in judges))
-
-
-def _overflow(large: Estimator) -> str:
-    """Return the first layer in fp16 whose numbers are infinite there on large inputs."""
-    layers = [layer for layer in large.graph if not layer["featmask"] & Feature.NO_FP16_STORAGE]
-    sizes = large.largest({blob for layer in layers for blob in layer.outputs})
-    for layer in layers:
-        if any(sizes.get(blob, 0.0) > LARGEST for blob in layer.outputs) and layer.type not in SOURCES:
-            return f"{layer.type} '{layer.name}'"
-    return ""
 
 
 class _Found(dict[Layer, Mask]):

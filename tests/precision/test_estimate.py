@@ -107,19 +107,6 @@ def test_sums_that_are_too_large_for_gpus_are_masked(operation: int, number: flo
         assert find_masks([estimate])[0] == {}
 
 
-def test_overflow_with_large_inputs_is_a_warning() -> None:
-    graph = net(*LENGTH)
-    ordinary, large = (np.full(64, size, np.float32) for size in (10.0, 300.0))
-    with estimator(graph, ordinary) as estimate:
-        assert find_masks([estimate])[0] == {}
-        beside = estimate.on({blob: Feed(large) for blob in graph.inputs})
-        found, precision = find_masks([estimate], beside)
-    assert found == {}
-    assert precision.ok
-    assert precision.details == ["with inputs 8 times as large UnaryOp 'sq' overflows"]
-    assert str(precision) == f"{precision.summary}; {precision.details[0]}"
-
-
 def test_changed_integers_are_reported() -> None:
     graph = net("Input x 0 1 x 0=64", "UnaryOp y 1 1 x y 0=2")
     for number, is_held in ((2048.5, True), (2050.5, True), (2051.0, False)):
