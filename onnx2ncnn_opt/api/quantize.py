@@ -93,7 +93,6 @@ def quantize(  # noqa: PLR0913
     budget: Budget | str | None = None,
     every: bool = False,
     weights: str | None = None,
-    table: PathLike | None = None,
     like: PathLike | None = None,
     on: str | None = None,
     conversion: ConvertOptions = ConvertOptions(),
@@ -105,7 +104,7 @@ def quantize(  # noqa: PLR0913
     that are faster in int8 on this machine become int8, or `every` layer; `keep` names layers that stay float. A
     `budget`, ``40dB`` or ``top1=0.99``, is the required agreement with the float net: layers become float again until
     it is met. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; the
-    default is blocks, or one scale if only that is faster. A `table` of ncnn2table gives scales of layers. `like` is
+    default is blocks, or one scale if only that is faster. `like` is
     the .param of an earlier int8 net: the same layers get the same forms, without measuring times. Times are measured
     `on` a target (`Verification.on`); for an emulated target a table of kernels decides.
 
@@ -115,7 +114,7 @@ def quantize(  # noqa: PLR0913
 
     Raises the errors of `convert`, UsageError for data that does not fit, and RunError if ncnn cannot run the net.
     """
-    options = Options(method, keep, every=every, weights=weights, table=table, like=like, on=on)
+    options = Options(method, keep, every=every, weights=weights, like=like, on=on)
     options = replace(options, budget=Budget.parse(budget) if isinstance(budget, str) else budget or Budget())
     net = Path(net) if isinstance(net, str) else net
     with temporary_folder() as folder:
@@ -195,7 +194,7 @@ def _model_scales(graph: Graph, products: Mapping[str, Int8Product]) -> dict[str
             rows, by_row = rows_of(layer), item.scales
             fits = by_row.size in (1, len(rows))  # a pass may have scaled the weights
             exact = fits and is_exact(rows, np.broadcast_to(by_row, len(rows)))
-            found[layer.name] = Scales(item.input_scale, rows=(np.broadcast_to(by_row, len(rows)),) if exact else ())
+            found[layer.name] = Scales(item.input_scale, rows=np.broadcast_to(by_row, len(rows)) if exact else None)
     return found
 
 

@@ -51,11 +51,6 @@ if TYPE_CHECKING:
     help="The form of Gemm and attention: one scale, or one for 64 numbers of a row.  [default: blocks, if faster]",
 )
 @click.option(
-    "--table",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Scales in the format of ncnn2table: the file is read if it exists, else written.",
-)
-@click.option(
     "--like",
     type=option.EXISTING_FILE,
     metavar="INT8.param",
@@ -74,7 +69,6 @@ def quantize(
     bin: Path | None,
     prefix: str,
     keep: tuple[str, ...],
-    table: Path | None,
     agreement: str | None,
     conversion: ConvertOptions,
     report: ReportFile,
@@ -95,18 +89,16 @@ def quantize(
     from onnx2ncnn_opt.api.quantize import quantize as make
     from onnx2ncnn_opt.api.working_options import advised
     from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.quantization.table import format_table
 
     files = (NetFiles.at(prefix) if is_net else Files.of(prefix)).paths
     files += (files[0].with_name(METADATA),) if conversion.client else ()
-    new_table = None if table is None or table.exists() else table
     sources = {"the model": net, **({"the net's weights": bin} if bin else {})}
-    check_targets([*files, *([new_table] if new_table else [])], sources)
+    check_targets(files, sources)
     verification, keep_failed = conversion.verification, conversion.keep_failed
     assert verification is not None
     on = verification.on
     require_runtimes(on, *([] if is_net else ["onnxruntime"]))
-    options |= {"keep": [name for text in keep for name in text.split(",")], "table": None if new_table else table}
+    options["keep"] = [name for text in keep for name in text.split(",")]
     conversion = replace(conversion, verification=replace(verification, on=None), keep_failed=False)
     with report.written(output, sources):
         with (
@@ -116,8 +108,6 @@ def quantize(
             int8 = make(net, bin=bin, on=on, budget=agreement, conversion=conversion, **options)
         if not int8.result.missed or keep_failed:
             int8.save(prefix, keep_failed=True)
-            if new_table is not None:
-                new_table.write_text(format_table(int8.graph), encoding="utf-8")
         output.show(list(_lines(int8, net, files, verbose=verbose)))
         fields = {name: value for name, value in vars(int8.result).items() if name != "graph"}
         output.fields |= {**fields, "layers": [asdict(row) for row in int8.layers], "files": written(files)}

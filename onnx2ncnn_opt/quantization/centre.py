@@ -34,15 +34,6 @@ def centre(graph: Graph, *, padded: bool = True) -> None:
             layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
 
 
-def is_centred(layer: Layer) -> bool:
-    """Return True if `centre` has changed the input of an int8 layer."""
-    producer = layer.inputs[0].producer
-    if producer is None or producer.type not in WITH_SCALE or producer["activation_type"] != Activation.CLIP:
-        return False
-    low, high = producer["activation_params"]
-    return bool(low < 0 and np.isclose(high * float(layer.weights[_SCALE][0]), LEVELS))
-
-
 def _is_one_sided(blob: Blob) -> bool:
     """Return True if the blob's producer can be negated and clips at 0, and int8 consumers agree on the scale."""
     producer = blob.producer

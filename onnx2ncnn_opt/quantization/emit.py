@@ -33,7 +33,7 @@ _SINGLE_SCALE_TERM = 2
 
 @dataclass(frozen=True)
 class Scales:
-    """The scale of a layer's input, the input's mean by channel, and the scales in STORED_SCALES if known.
+    """The scale of a layer's input, the input's mean by channel, and the scales of a convolution's rows if known.
 
     `whole`: store a Gemm's constant B, or attention's projections, without scales of blocks. `winograd`: allow
     winograd for a 3x3 convolution.
@@ -41,7 +41,7 @@ class Scales:
 
     input: float
     means: Array | None = None
-    rows: tuple[Array, ...] = ()
+    rows: Array | None = None
     whole: bool = False
     winograd: bool = True
 
@@ -125,7 +125,7 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 def _convolution(layer: Layer, scales: Scales) -> Layer:
     """Store a scale for each row, and a bias that corrects the mean error; without winograd if sums may overflow."""
     rows, outputs = rows_of(layer), layer["num_output"]
-    by_row = scales.rows[0].astype(np.float32) if scales.rows else row_scales(rows)
+    by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
     form = in_int8(layer, np.repeat(by_row, outputs // len(rows)), scales.input)
     numbers = form.weights["weight_data"].reshape(rows.shape)
     if may_use_winograd(layer) and (not scales.winograd or largest_sum(numbers) > LARGEST_SUM):
@@ -180,7 +180,7 @@ def _int8(numbers: Array) -> Weight:
 
 def _attention(layer: Layer, scales: Scales) -> Layer:
     """Store four projections with scales of blocks; if `whole`, with a scale for each row, and one for "out"."""
-    if scales.whole or scales.rows:
+    if scales.whole:
         return _in_parts(layer, scales, "quantize_term")
     weights: dict[str, Array | Weight | None] = {}
     for name in _PROJECTIONS:
@@ -190,24 +190,17 @@ def _attention(layer: Layer, scales: Scales) -> Layer:
 
 
 def _in_parts(layer: Layer, scales: Scales, term: str = "int8_scale_term") -> Layer:
-    """Store the weights of STORED_SCALES as integers; ncnn computes the scale of the input at run time."""
+    """Store the weights of _STORED_SCALES as integers; ncnn computes the scale of the input at run time."""
     weights: dict[str, Array | Weight | None] = {}
-    for part, (name, count) in enumerate(zip(STORED_SCALES.get(layer.type, ()), part_sizes(layer), strict=True)):
+    counts = {weight.name: weight.count for weight in layer.spec.weights} if layer.spec else {}
+    for name in _STORED_SCALES.get(layer.type, ()):
         weight = name.removesuffix("s").removesuffix("_int8_scale")
-        rows = layer.weights[weight].reshape(count, -1)
-        by_row = scales.rows[part].astype(np.float32) if scales.rows else row_scales(rows)
+        rows = layer.weights[weight].reshape(counts[name](layer), -1)
+        by_row = row_scales(rows)
         weights |= {weight: _int8(integers(rows, by_row[:, None])), name: by_row}
     form = layer.having(weights=weights)
     form.params[term] = _SINGLE_SCALE_TERM
     return form
-
-
-def part_sizes(layer: Layer) -> tuple[int, ...]:
-    """Return the number of scales for each name in STORED_SCALES."""
-    if layer.type in WITH_SCALE:
-        return (len(rows_of(layer)),)
-    counts = {weight.name: weight.count for weight in layer.spec.weights} if layer.spec else {}
-    return tuple(counts[name](layer) for name in STORED_SCALES.get(layer.type, ()))
 
 
 def _window_obstacle(layer: Layer) -> str:
@@ -238,9 +231,7 @@ class _Kind(NamedTuple):
 _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _PROJECTIONS = tuple(f"{name}_weight_data" for name in ("q", "k", "v", "out"))
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# The scales of weights in the order of ncnn2table.
-STORED_SCALES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(WITH_SCALE, ("weight_data_int8_scales",)),
+_STORED_SCALES: Mapping[str, tuple[str, ...]] = {
     "Embed": ("weight_data_int8_scale",),
     "MultiHeadAttention": (*(f"{name}_int8_scales" for name in _PROJECTIONS[:3]), "out_weight_data_int8_scale"),
     **dict.fromkeys(_RECURRENT, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),

@@ -31,7 +31,6 @@ from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, int8_form, obstacle, quantise
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import METHODS, Observed, observe
-from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -93,7 +92,7 @@ class Budget:
 class Options:
     """The options of `api.quantize.quantize` for the net; raises UsageError for an unknown method or form of weights.
 
-    `table` is a file of ncnn2table, `like` the .param of an earlier int8 net, whose layers get the same forms.
+    `like` is the .param of an earlier int8 net, whose layers get the same forms.
     """
 
     method: str = "mse"  # one of observe.METHODS
@@ -101,7 +100,6 @@ class Options:
     budget: Budget = Budget()
     every: bool = False  # layers become int8 even if they get no faster
     weights: str | None = None  # one of WEIGHTS; None is blocks, and one scale only where that is faster
-    table: str | os.PathLike[str] | None = None
     like: str | os.PathLike[str] | None = None
     on: str | None = None  # the target for times, and for the noise of the final net
 
@@ -332,11 +330,10 @@ def calibrate(runs: Runs, release: int, given: Mapping[str, Scales | str] | None
     read = [each.layer for each in candidates if each.layer.type in WITH_SCALE or each.layer.type == "Gemm"]
     observed = observe(net, runs.float, read, samples)
     runs.notes += _notes(observed, samples, {layer.name for layer in read if layer.inputs[0] in net.inputs})
-    listed = {} if options.table is None else read_table(options.table, net)
     for each in candidates:
         layer, name, stats = each.layer, each.layer.name, observed.get(each.layer.name)
         if given is None:
-            each.scales = _scales(stats, options.method, listed.get(name), whole=options.weights == "int8")
+            each.scales = _scales(stats, options.method, whole=options.weights == "int8")
             if options.weights is None and _too_new(layer, each.scales, release):
                 each.scales = replace(each.scales, whole=True)
         if earlier is not None:
@@ -505,11 +502,9 @@ def _reason(runs: Runs, each: Candidate) -> str:
     return f"the budget has no room for its noise: {decibels(each.noise):.1f} dB alone"
 
 
-def _scales(blob: Observed | None, method: str, listed: Scales | None, *, whole: bool) -> Scales:
-    """Return the scales of a layer from its input's statistics; scales `listed` in a table take precedence."""
+def _scales(blob: Observed | None, method: str, *, whole: bool) -> Scales:
+    """Return the scales of a layer from its input's statistics."""
     scales = Scales(1.0) if blob is None else Scales(LEVELS / (blob.threshold(method) * blob.margin), blob.means)
-    if listed is not None:
-        scales = replace(scales, input=listed.input, rows=listed.rows)
     return replace(scales, whole=whole)
 
 

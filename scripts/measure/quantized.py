@@ -74,7 +74,7 @@ def as_ncnn_does(graph: Graph, files: NetFiles, feeds: Feeds) -> dict[str, Scale
             layer[name] for name in ("kernel_w", "kernel_h", "stride_w", "stride_h") if layer.type == "Convolution"
         ]
         rows = row_scales(rows_of(layer), 6 if window == [3, 3, 1, 1] else 8)
-        found[layer.name] = Scales(LEVELS / kl_threshold(seen[layer.name]), None, (rows,))
+        found[layer.name] = Scales(LEVELS / kl_threshold(seen[layer.name]), None, rows)
     return found
 
 
