@@ -94,7 +94,6 @@ class Data(NamedTuple):
     pixels: tuple[float, float]
     sound: float
     scale: float
-    letters: bool = False  # in pictures
 
 
 # Exported models take pixels divided by 255, around 0 as MediaPipe's, normalised as torchvision's, or bytes.
@@ -313,7 +312,7 @@ def draw_array(
     elif dtype.kind in "fV" and not uses.is_mask:
         natural, data = None, draw.data
         if data and (uses.is_guarded or not uses.domain):
-            natural = draw_data(shape, data.pixels, data.sound, seeds, letters=data.letters)
+            natural = draw_data(shape, data.pixels, data.sound, seeds)
         array = _floats(uses, shape, draw, rng) if natural is None else natural
     elif dtype.kind in "iu" and uses.are_lengths:
         array = rng.integers(longest // 2, max(longest - 1, 1), shape, endpoint=True)

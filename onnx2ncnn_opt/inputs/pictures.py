@@ -14,22 +14,15 @@ _COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
 # slimness and tilt, the range of their greys, the deviation of channels, and the largest contrast of their texture.
 _THINGS, _RADII, _SHAPES = 30, (0.06, 0.5), (0.4, 0.7)
 _GREYS, _COLOUR, _TEXTURE = (0.15, 0.85), 0.1, 0.15
-# Letters: A, B, E, H, I, O, T and U, each five rows of three pixels; their lines in a picture, the most in a line, the
-# share of dark ones, and the sizes of a letter's pixel: from 2 to this share of the shorter side.
-_LETTERS = (0o25755, 0o65656, 0o74647, 0o55755, 0o72227, 0o75557, 0o72222, 0o55557)
-_LINES, _LINE, _DARK, _PEN = 3, 10, 0.7, 1 / 24
 _STEREO, _SHORTEST_SOUND = 2, 400
 _SILENCE = 0.01  # the amplitude of pauses, relative to loud parts
 
 
 def draw_data(
-    shape: tuple[int, ...], pixels: tuple[float, float], amplitude: float, seeds: tuple[int, ...], *, letters: bool
+    shape: tuple[int, ...], pixels: tuple[float, float], amplitude: float, seeds: tuple[int, ...]
 ) -> Array | None:
-    """Draw pictures with pixels of this range, or a sound with pauses; return None for other shapes.
-
-    With `letters` the pictures have some, for nets that find nothing else.
-    """
-    if (picture := _picture(shape, seeds, letters=letters)) is not None:
+    """Draw pictures with pixels of this range, or a sound with pauses; return None for other shapes."""
+    if (picture := _picture(shape, seeds)) is not None:
         low, high = pixels
         return np.asarray(low + (high - low) * picture)
     if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
@@ -40,7 +33,7 @@ def draw_data(
 
 
 @lru_cache(maxsize=2)  # draws with other ranges of pixels reuse the picture
-def _picture(shape: tuple[int, ...], seeds: tuple[int, ...], *, letters: bool = False) -> Array | None:
+def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
     """Draw a picture of textured things with edges, as in photographs, in 0..1; return None for shapes of no picture.
 
     Pictures of a batch show the same things in other colours.
@@ -56,8 +49,6 @@ def _picture(shape: tuple[int, ...], seeds: tuple[int, ...], *, letters: bool = 
     colours = greys + _COLOUR * rng.standard_normal((pictures, _THINGS, channels))
     picture: Array = colours[:, things] + rng.uniform(0, _TEXTURE, (_THINGS, 1))[things] * texture
     picture = (picture - picture.min()) / np.ptp(picture)
-    if letters:
-        _write(picture, rng)
     return (np.moveaxis(picture, -1, -3) if axes[0] == -3 else picture).reshape(shape)
 
 
@@ -76,19 +67,6 @@ def _things(height: int, width: int, rng: np.random.Generator) -> Array:
         dx = ((np.arange(width) - x) / right)[columns] - tilt * down / right * dy
         things[rows, columns][dy * dy + dx * dx < 1 if number % 2 else abs(dy) + abs(dx) < 1] = number
     return things
-
-
-def _write(pictures: Array, rng: np.random.Generator) -> None:
-    """Write lines of letters into pictures of the same size, whose channels are last: the same into each."""
-    _, height, width, _ = pictures.shape
-    for _ in range(_LINES):
-        pen = int(rng.integers(2, max(2, int(min(height, width) * _PEN)) + 1))
-        letters = rng.choice(_LETTERS, min(_LINE, (width - 1) // (4 * pen)))
-        bits = (letters[:, None] >> np.arange(14, -1, -1) & 1).reshape(-1, 5, 3)
-        line = np.hstack([*np.pad(bits, ((0, 0), (1, 1), (0, 1)))]).repeat(pen, 0).repeat(pen, 1)
-        y, x = (int(rng.integers(0, size - part + 1)) for size, part in zip((height, width), line.shape, strict=True))
-        ink = line if rng.uniform() > _DARK else 1 - line
-        pictures[:, y : y + line.shape[0], x : x + line.shape[1]] = 0.1 + 0.8 * ink[..., None]
 
 
 def picture_axes(shape: Sequence[int]) -> tuple[int, int, int] | None:

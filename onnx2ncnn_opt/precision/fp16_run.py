@@ -21,7 +21,6 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.attention import caches
-from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes, sorts
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
@@ -51,7 +50,6 @@ _ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
-_FOUND = 0.01  # the least probability of something that a detector finds
 _EXACT = Inner("")
 
 
@@ -78,8 +76,7 @@ class Estimator:
 
     `compared` are the outputs, and their names in the written net; in place of chosen boxes, whose number is not
     stable, are the blobs that they are chosen by; `choices` are blobs of which it looks for the largest number. `ends`
-    are the layers that make probabilities of scores at the end of the net, by output; `probabilities` are the outputs
-    of these, and those behind a fused sigmoid.
+    are the layers that make probabilities of scores at the end of the net, by output.
     """
 
     graph: Graph
@@ -116,7 +113,6 @@ class Estimator:
         }
         makers = {blob: layer for blob in public if (layer := unmoved(blob).producer) is not None}
         self.ends = {b: layer for b, layer in makers.items() if layer.type in _ENDS and layer.input in self.names}
-        self.probabilities = [blob for blob, layer in makers.items() if _makes_probabilities(layer)]
         self._scores = {layer.input for layer in self.ends.values()}
         return self
 
@@ -236,10 +232,6 @@ class Estimator:
         self._runner.walk(self._fed(), list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
 
-    def finds_nothing(self) -> bool:
-        """Return True if all probabilities are nearly 0, as those of text in a picture without any."""
-        return bool(self.probabilities) and max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
-
     def _steps(
         self, noise: Mapping[Layer, Inner], readers: Collection[Layer], *, rounded: bool
     ) -> dict[WalkStep, Blob]:
@@ -267,12 +259,6 @@ class Estimator:
                 is_unfed = layer.type == "Input" and blob not in self.feeds
                 if blob in self.names and blob not in self._opaque and not is_unfed:
                     yield layer, blob
-
-
-def _makes_probabilities(layer: Layer) -> bool:
-    if layer.spec is not None and layer.spec.has_activation:
-        return bool(layer["activation_type"] == Activation.SIGMOID)
-    return layer.type in _ENDS
 
 
 def most_ordinary(scales: Sequence[Estimator]) -> int:

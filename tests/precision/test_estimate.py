@@ -6,7 +6,6 @@ import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.inputs.draws import DATA, Draw, draw_inputs
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.half import to_half
@@ -19,7 +18,7 @@ from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing import present
-from testing.models import parsed, write_model
+from testing.models import write_model
 from testing.param_text import bare as net
 from testing.param_text import layer
 
@@ -314,26 +313,6 @@ def test_the_scale_of_ordinary_numbers_is_chosen() -> None:
         scales = [estimate.on({blob: Feed(x * size) for blob in graph.inputs}) for size in (1e-2, 1.0, 1e2)]
         assert most_ordinary(scales) == 1
         assert most_ordinary([estimate, estimate.on(estimate.feeds)]) == 0
-
-
-def test_a_detector_of_text_sees_some() -> None:
-    """It finds dark lines of two pixels, and nothing else: of 1e-11, in pictures without any, fp16 makes 0."""
-    kernel = np.broadcast_to(np.array([20, -40, -40, 20], np.float32), (1, 3, 1, 4))
-    graph = (  # the first convolutions tell that pixels are up to 1
-        "(float[1, 3, 48, 64] x) => (float[1, 1, 48, 61] y)"
-        " { c = Conv(x, i, j) d = Relu(c) e = Conv(d, i, j) f = Relu(e) g = Conv(f, w, b) y = Sigmoid(g) }"
-    )
-    same, shift = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), np.full(3, 0.125, np.float32)
-    conversion = lower(parsed(graph, i=same, j=shift, w=kernel, b=np.array([-40], np.float32)))
-    [port] = conversion.inputs
-    draws = [Draw(0, plain=True, data=DATA[0]._replace(letters=letters)) for letters in (False, True)]
-    without, written = (draw_inputs(conversion.model, draw=draw)["x"] for draw in draws)
-    with estimator(conversion.graph, without[0]) as estimate:
-        assert estimate.finds_nothing()
-        assert not estimate.on({port.blob: Feed(written[0])}).finds_nothing()
-    precision = conversion.estimated().precision
-    assert precision is not None
-    assert 1e-3 < precision.error < 0.1
 
 
 def test_a_failing_net_is_reported() -> None:
