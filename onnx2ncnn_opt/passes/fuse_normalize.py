@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, Reduction, UnaryOp
+from onnx2ncnn_opt.ir.dim import Sym, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
-from onnx2ncnn_opt.passes._views import VIEWS, chain_above, in_layout, steps_of
+from onnx2ncnn_opt.passes._views import VIEWS, chain_above, in_layout, steps_of, view_layers
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized, over_norm
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
@@ -44,12 +46,12 @@ def fuse_normalize(
     square: Layer | None = None,
     rows: Blob | None = None,
     view: Layer | None = None,
-) -> Layer:
+) -> Layer | list[Layer]:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
     For the norm of a vector, or over the channels of each pixel. The norm of rows becomes an RMSNorm if eps is so small
-    that it only affects rows of zeros. The maximum may also be taken of the squared norm. The norms may be computed
-    before views that make rows of the elements, as in XCiT.
+    that it only affects rows of zeros; rows of dynamic length become channels. The maximum may also be taken of the
+    squared norm. The norms may be computed before views that make rows of the elements, as in XCiT.
     """
     shape = known_shape(x)
     if rows is not None and view is not None:
@@ -59,7 +61,10 @@ def fuse_normalize(
     eps = least["min"] if least.type == "Clip" else least["b"]
     require(eps > 0, f"'{least.name}' lets norms be 0")
     require(norm["coeff"] == 1, f"'{norm.name}' has a factor")
+    mode = EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT
     if len(shape) in (2, 3) and axes == (len(shape) - 1,):
+        if isinstance(shape[-1], Sym):
+            return _as_channels(x, root, eps, mode)
         limit, width = eps if square else eps * eps, shape[-1]
         require(limit <= _TINY, f"rows may be shorter than '{least.name}' says")
         is_left = isinstance(width, int) and limit / width > _LEAST
@@ -67,7 +72,17 @@ def fuse_normalize(
         return normalized(x, root, axes[0], norm, limit, 1.0)
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
     require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
-    return over_norm(x, root, eps, EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT)
+    return over_norm(x, root, eps, mode)
+
+
+def _as_channels(x: Blob, root: Layer, eps: float, mode: EpsMode) -> list[Layer]:
+    """Return the layers that make a channel of each row, divide it by its norm, and make rows of the channels."""
+    *rows, width = x.known_shape
+    require(is_fixed(rows), f"the number of rows of '{x.name}' is not fixed")
+    to_channels = view_layers(x, (Regroup((math.prod(known(rows)), 1, width)),), like=[root])
+    norm = over_norm(to_channels[0].output, root, eps, mode).having(across_spatial=1, across_channel=0)
+    norm.outputs = (Blob(f"{root.output.name}_norm", to_channels[0].output.shape, x.batch),)
+    return [*to_channels, norm, *view_layers(norm.output, (Regroup(x.known_shape),), like=[root])]
 
 
 def _require_rows(x: Blob, norm: Layer, view: Layer, rows: Blob) -> None:
