@@ -119,11 +119,27 @@ class TensorBuilder(Builder):
         if isinstance(step, Regroup):
             dynamic = sum(isinstance(size, Sym) for size in step.whole)
             if len(step.whole) > MAX_DIMS or dynamic > 1:
-                batches: dict[str, Any] = step.batch_axes
-                [text], others = self.size_expressions([step.whole[::-1]], blob, whole_batch=bool(batches))
-                return self.layer("Reshape", blob, *others, shape_expr=text, **batches)
+                return self._resized(blob, step)
         kind, params = step_layer(step)
         return self.layer(kind, blob, **params)
+
+    def _resized(self, blob: Blob, step: Regroup) -> Blob:
+        """Append a Reshape with expressions.
+
+        ncnn packs the outermost axis if its size is a multiple of 4. A Reshape that reads sizes of other blobs repacks
+        number by number, which is a hundred times slower. So plain Reshapes repack before it, or around it.
+        """
+        batches: dict[str, Any] = step.batch_axes
+        [text], others = self.size_expressions([step.whole[::-1]], blob, whole_batch=bool(batches))
+        old, (first, *rest) = blob.known_shape[0], step.whole
+        if others and not batches and old != first and (_may_be_packed(old) or _may_be_packed(first)):
+            if isinstance(first, int):
+                return self._step(self._step(blob, Regroup((first, product(rest)))), step)
+            joined = _joined(step.whole)
+            if joined is not None:
+                row = self._step(blob, Regroup((1, product(joined)))) if _may_be_packed(old) else blob
+                return self._step(self._step(row, Regroup((1, *joined))), step)
+        return self.layer("Reshape", blob, *others, shape_expr=text, **batches)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
         """Return the tensor's elements in the order of its axes as a Mat of `dims`; of one dim if these exceed four."""
@@ -239,6 +255,18 @@ class TensorBuilder(Builder):
                 step = Regroup(whole if len(whole) <= MAX_DIMS else (blob.batch * dims[0], *dims[1:]), unbatch=True)
                 blob = self._step(blob, step)
             yield blob
+
+
+def _may_be_packed(size: Dim) -> bool:
+    return not isinstance(size, int) or size % 4 == 0
+
+
+def _joined(dims: Shape) -> Shape | None:
+    """Return at most three dims: of four, a fixed one is joined to its neighbour; None if there is none."""
+    if len(dims) < MAX_DIMS:
+        return dims
+    at = next((i for i in (2, 1) if any(isinstance(size, int) for size in dims[i : i + 2])), None)
+    return None if at is None else (*dims[:at], product(dims[at : at + 2]), *dims[at + 2 :])
 
 
 def _differ(a: Shape, b: Shape) -> bool:
