@@ -227,6 +227,10 @@ class TensorBuilder(Builder):
             self._ones[size] = self.layer("Interp", one, *others, resize_type=Interp.NEAREST, size_expr=text)
         return self.wrap(self._ones[size], (size,), [[], [], [0]])
 
+    def has_ones(self, size: Sym) -> bool:
+        """Return True if there is a row of ones of this length, so the net takes no inputs that make the size 0."""
+        return size in self._ones
+
     def size_expressions(
         self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
     ) -> tuple[list[str], list[Blob]]:

@@ -73,7 +73,7 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
     """Return a dynamic size as a scalar tensor: the sum of a row of ones of this length."""
     if not at_least(size, 0):
         raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
-    more = 0 if at_least(size, 1) else 1
+    more = 0 if at_least(size, 1) or im.has_ones(size) else 1
     longer = size + more
     assert isinstance(longer, Sym)
     blob = im.layer("Reduction", im.ones(longer).blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
