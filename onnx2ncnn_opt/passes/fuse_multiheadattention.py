@@ -144,7 +144,7 @@ def _attention(root: Layer, core: _Core, merged: Chain, qkv: tuple[Chain, ...]) 
     require(same, "keys or values have other heads than the queries")
     heads, size = known(shapes.pop())
     q, k, v = qkv
-    linears = [_selected(chain, sizes) for chain in qkv]
+    linears = [selected(chain, sizes) for chain in qkv]
     last = _last_linear(root, merged, sizes, (heads, size))
     widths = [linear.weight.shape[1] for linear in linears]
     require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
@@ -263,7 +263,7 @@ def _factors_of_rows(layer: Layer) -> Blob | None:
     return factors if fits and factors.batch == layer.output.batch else None
 
 
-def _selected(chain: Chain, sizes: Sizes) -> Linear:
+def selected(chain: Chain, sizes: Sizes) -> Linear:
     """Return the rows of a Gemm's weights that compute the traced elements, head by head."""
     gemm = chain.source.known_producer
     weight, bias = linear_of(gemm.having(output_transpose=None))
