@@ -53,7 +53,7 @@ _NS_PER_GROUP = 1_000.0
 _NS_PER_SCORE = 0.65  # a query times a key of a head: in MultiHeadAttention more than in SDPA
 _NS_PER_BYTE = 0.05  # read or written
 _NS_PER_LAYER = 1_000.0
-_USUAL_SIZE = 64  # replaces an unknown size
+_USUAL_SIZE = 64  # replaces an unknown size; the tokens of an unknown image, H * W, are 64 * 64
 
 
 def has_arm_kernel(type: str) -> bool:
@@ -122,4 +122,4 @@ def _bytes(layer: Layer) -> int:
 
 
 def _size(shape: Shape | tuple[Dim, ...]) -> int:
-    return prod(size if isinstance(size, int) else _USUAL_SIZE for size in shape)
+    return prod(size if isinstance(size, int) else _USUAL_SIZE ** max(map(len, size.terms)) for size in shape)

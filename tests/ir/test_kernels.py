@@ -1,5 +1,6 @@
 """The table of kernels and costs: names that ncnn has, and choices that follow from them."""
 
+from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.kernels import _NS_PER_PRODUCT, _PLAIN_ON_ARM, cost, has_arm_kernel
 from onnx2ncnn_opt.ir.layers import LAYERS
@@ -39,6 +40,12 @@ def test_groups_cost_less_than_all_channels_and_more_than_single_ones() -> None:
 def test_a_dynamic_dimension_has_a_usual_size() -> None:
     blob = Blob("x", None)
     assert cost([Layer("ReLU", "relu", [blob], [Blob("y", None)])]) > 0
+
+
+def test_the_tokens_of_an_image_are_as_many_as_its_pixels() -> None:
+    h, w = symbol("h"), symbol("w")
+    image, tokens = (Blob("x", shape) for shape in ((8, h, w), (8, h * w)))
+    assert cost([Layer("ReLU", "r", [image], [image])]) == cost([Layer("ReLU", "r", [tokens], [tokens])])
 
 
 def _layer(type: str, shape: tuple[int, ...], **params: int) -> Layer:
