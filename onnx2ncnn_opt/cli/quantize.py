@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @option.choice_option(
     "--method",
-    ["mse", "minmax", "percentile", "kl"],
+    ["mse", "minmax", "percentile"],
     "mse",
     help="How to choose the threshold, the largest number that does not saturate.",
 )

@@ -43,7 +43,7 @@ def test_thresholds_of_numbers_without_outliers(method: str) -> None:
     assert 0.9 < found.threshold(method) <= found.largest
 
 
-@pytest.mark.parametrize("method", ["mse", "percentile", "kl"])
+@pytest.mark.parametrize("method", ["mse", "percentile"])
 def test_thresholds_cut_outliers(method: str) -> None:
     found = Observed()
     numbers = RNG.standard_normal(1_000_000).astype(np.float32)
