@@ -28,12 +28,12 @@ _ERROR_OF_ONE = 2.0**-22
 # The error of numbers that decide something, relative to the tensor's largest: the error of convolution by winograd.
 _DECISION_ERROR = DEFAULT.relative / 5
 _PHASE = math.sqrt(2) / 2  # of a period; irrational, so that the signs of errors do not repeat
-# Each run has a number for own errors, and an error that all elements share: none (a right Sigmoid, see
-# `_sigmoid`), all numbers too large, all too small, alternating signs (for pairs of x and y), five other patterns.
+# Each run has a number for own errors, and an error that all elements share: five patterns of signs, alternating ones
+# (for pairs of x and y), all numbers too large, all too small, and no errors (but a right Sigmoid, see `_sigmoid`).
 _ALTERNATING = 0.5 / _PHASE
 ERROR_RUNS = (
-    *((0.0, 0.0), (0.0, 1.0), (0.0, -1.0), (_ALTERNATING, 0.0), (-_ALTERNATING, 0.0)),
     *((float(number), 0.0) for number in range(1, 6)),
+    *((_ALTERNATING, 0.0), (-_ALTERNATING, 0.0), (0.0, 1.0), (0.0, -1.0), (0.0, 0.0)),
 )
 _ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
 _WEIGHTS = "weights"  # a file's name

@@ -10,7 +10,7 @@ The model with rounded weights gives the errors from weights in 16 bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +92,9 @@ class Rounding:
 
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
-        self.unmoved = ""  # the error of `spread`, if any
-        self._last: tuple[Mapping[str, Array], dict[str, Array]] | None = None  # inputs, and the spread for them
+        self.unmoved = ""  # the error of `spreads`, if any
+        # Inputs, the further spreads for them, and the last known one.
+        self._last: tuple[Mapping[str, Array], Iterator[dict[str, Array]], list[dict[str, Array]]] | None = None
 
     def without_quantisation(
         self, name: str, feeds: Mapping[str, Array], *, is_int8: bool
@@ -189,13 +190,22 @@ class Rounding:
         return OrtRunner(model, folder=folder or self._folder, plain=not self._has_integers, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the effect of errors on each element of the reference, see `_spread`; the last one is kept."""
-        if self._last is None or self._last[0] is not feeds:
-            self._last = feeds, self._spread(feeds, reference)
-        return self._last[1]
+        """Return the effect of errors on each element of the reference, in all runs."""
+        *_, spread = self.spreads(feeds, reference)
+        return spread
 
-    def _spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute the effect of errors; infinite if an element becomes infinite or NaN.
+    def spreads(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Yield the effect of errors on each element of the reference, after each run more; the last ones are kept."""
+        if self._last is None or self._last[0] is not feeds:
+            self._last = feeds, self._spreads(feeds, reference), []
+        _, further, known = self._last
+        yield from known
+        for spread in further:
+            known[:] = [spread]
+            yield spread
+
+    def _spreads(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Yield the effect of errors, which grows from run to run; infinite if an element becomes infinite or NaN.
 
         The effect is infinite for elements that errors decide: integers that change, and floats that move by more than
         `MOST_ROUNDING` of the largest element. It is `UNKNOWN_ROUNDING` or more for models with branches or loops, and
@@ -205,17 +215,21 @@ class Rounding:
         unknown = {name: np.full(array.shape, sizes[name] / _SAFETY) for name, array in reference.items()}
         has_branches = next(iter(read_model(self._model).graph.subgraphs()), None) is not None
         largest = {name: has_branches * array for name, array in unknown.items()}
+        decisive = {name: MOST_ROUNDING * _largest_finite(array) for name, array in reference.items()}
+
+        def effect(moves: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: np.where(moved > decisive[name], np.inf, _SAFETY * moved) for name, moved in moves.items()}
+
         try:
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             for own, shared in counted(ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {OWN: np.array(own, np.float32), SHARED: np.array(shared, np.float32)}
                 for name, array in self._perturbed.run_any({**(unsigned if own else feeds), **errors}).items():
                     largest[name] = np.maximum(largest[name], _distance(array, reference[name]))
+                yield effect(largest)
         except (RunError, EncodeError, InferenceError) as error:
             self.unmoved = str(error)
-            largest = unknown
-        decisive = {name: MOST_ROUNDING * _largest_finite(array) for name, array in reference.items()}
-        return {name: np.where(moved > decisive[name], np.inf, _SAFETY * moved) for name, moved in largest.items()}
+            yield effect(unknown)
 
 
 def _largest_finite(array: Array) -> float:

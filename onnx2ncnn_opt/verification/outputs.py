@@ -156,7 +156,7 @@ class OutputComparison:
         case = Case(
             array,
             reference,
-            spread=lambda: self.rounding.spread(self.feeds, self.reference)[name],
+            spreads=lambda: (each[name] for each in self.rounding.spreads(self.feeds, self.reference)),
             weights=lambda: self.weight_errors.get(name, 0.0),
             floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),
             least=self.least,

@@ -76,7 +76,7 @@ def test_a_rule_is_needed(name: str, worker: NcnnWorker, monkeypatch: pytest.Mon
 def verdict(actual: Any, reference: Any, spread: Any = 0.0, **more: Any) -> tuple[str, bool]:
     """Judge an output of a model whose elements rounding moves by `spread`."""
     net, model = (np.asarray(array, np.float32) for array in (actual, reference))
-    found = judge(Case(net, model, lambda: np.broadcast_to(spread, model.shape), **more))
+    found = judge(Case(net, model, lambda: iter([np.broadcast_to(spread, model.shape)]), **more))
     return found.rule, found.accepted
 
 
