@@ -72,7 +72,8 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
                 raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
             click.get_current_context().call_on_close(partial(_remove_empty, folder))
         if not folder.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {folder}")
+            missing = folder if folder.parent.is_dir() else folder.parent
+            raise UsageError(f"cannot write {path}: there is no folder {missing}")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"cannot write {path}: no permission to write into {folder.absolute()}")
         if path.is_dir():

@@ -127,7 +127,7 @@ def test_a_folder_as_prefix(small: Path) -> None:
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
-        ("missing/one/net", "there is no folder missing/one"),
+        ("missing/one/net", "there is no folder missing"),
         ("missing/one/", "there is no folder missing"),
         ("/proc/one/", "cannot make the folder /proc/one"),
         ("model.onnx/net", "there is no folder model.onnx"),

@@ -189,7 +189,7 @@ OUT = OPTIMIZE[1:]
         (["missing.param", "in.bin", "-o", "out"], 2, "'missing.param' does not exist"),
         (["in.param", "in.bin", "-o", "out.param"], 2, "-o takes a prefix, not 'out.param'"),
         (["in.param", "in.bin", "-o", "in"], 2, "it is the input itself"),
-        (["in.param", "in.bin", "-o", "no/one/out"], 2, "there is no folder no/one"),
+        (["in.param", "in.bin", "-o", "no/one/out"], 2, "there is no folder no"),
         ([*OUT, "--shape", "x:1"], 2, "no input is called 'x'; inputs are: data"),
         ([*OUT, "--shape", "data:2,2,3,4,5"], 2, "a blob has 1 to 4 sizes above 0"),
         ([*OUT, "--only", "fuse_nothing"], 2, "no pass called fuse_nothing"),

@@ -64,7 +64,7 @@ def test_no_net_no_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
-        ("no/where/page.html", "cannot write no/where/page.html: there is no folder no/where"),
+        ("no/where/page.html", "cannot write no/where/page.html: there is no folder no"),
         ("folder", "cannot write folder: it is a folder"),
         ("model.onnx", "cannot write model.onnx: it is the model itself"),
     ],
