@@ -11,11 +11,13 @@ from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.command import run_well
 from testing.exports import MODELS, ROOT, refilled
 from testing.models import write_model
+from testing.op_cases import load_cases
 from tests.quantization.test_quantize import cnn, data
 
 HEADS = sorted((ROOT / "fixtures" / "heads").glob("*.onnx"))
@@ -52,6 +54,24 @@ def test_layers_move_for_the_order(tmp_path: Path, worker: NcnnWorker) -> None:
     assert listed(tmp_path / "net.ncnn", worker) == (["x"], ["first", "second", "third"])
     optimized = optimize(tmp_path / "net.ncnn.param", verification=None)
     assert format_param(optimized.graph) == (tmp_path / "net.ncnn.param").read_text()
+
+
+@pytest.mark.parametrize("file", ["lists", "recurrent", "topk"])
+def test_the_order_of_ncnn_is_known(tmp_path: Path, worker: NcnnWorker, file: str) -> None:
+    """The summary compares this list with the model's; a layer's output that nothing reads is in ncnn's list too."""
+    lengths = []
+    for case in load_cases():
+        if case.file != file or case.result.startswith("refused"):
+            continue
+        model = case.model()
+        if len(model.graph.output) > 1:
+            conversion = lower(model)
+            conversion.save(tmp_path / "net")
+            outputs = list_layers(conversion.graph).outputs
+            assert listed(tmp_path / "net.ncnn", worker)[1] == [*outputs], case.title
+            lengths.append(len(outputs) - len(model.graph.output))
+    assert lengths
+    assert min(lengths) == 0
 
 
 def test_another_order_is_said(tmp_path: Path) -> None:
