@@ -202,6 +202,10 @@ def measurements() -> str:
     words = {"trained": _fp16("trained"), "architectures": _architectures(), "reduced": _fp16("architectures_fp16")}
     words["conformance"] = _conformance()
     blocks = {name: f"\n{text}\n" for name, text in words.items()}
+    for name in ("detectors", "sherpa_ncnn", "rapidocr", "realesrgan", "mmdeploy"):
+        found = read_measured(name)
+        cells = [["" if cell == "-" else cell for cell in row.values()] for row in found]
+        blocks[name] = _table(tuple(found[0]), cells)
     return _filled("docs/measurements.md", speed=speed, faults=faults, **blocks)
 
 
