@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -89,8 +89,8 @@ class Entry:
     `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
     `table` is the size of the table that an integer input indexes: for an index beyond its end, ncnn silently reads
     another entry than the model. `length` marks an input that only the net has, a row of any numbers, as long as past
-    and new tokens together. It names the inputs that have them, ids and a cache. Raises ValueError for a wrong size or
-    axis.
+    and new tokens together. It names the inputs that have them, ids and a cache. `boxes` is the blob of the boxes that
+    the net selects: if it is empty, the output has no rows. Raises ValueError for a wrong size or axis.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Entry:
     cache: Cache | None = None
     table: int | None = None
     length: tuple[str, str] | None = None
+    boxes: str | None = None
 
     def __post_init__(self) -> None:
         if wrong := [size for size in self.shape if isinstance(size, int) and not 0 <= size < 2**31]:
@@ -288,9 +289,9 @@ class Manifest:
     that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
     net is right; verification runs with `cases`, expressions of dynamic dimensions, above 0, and not. `macs` are the
     multiply-adds of a run, a number or an expression of dynamic dimensions, "" if unknown. `masks` are the layers that
-    need more than fp16, `int8` has the measurements of `quantize`. `sorts` put rows in order, perhaps in
-    another one where numbers are equal within rounding. `sha256` has the hashes of the .param and the .bin; a manifest
-    in memory has none.
+    need more than fp16, `int8` has the measurements of `quantize`. `sorts` put rows in order, perhaps in another one
+    where numbers are equal within rounding. `candidates` are inner values, boxes and scores, from which the net selects
+    boxes (`Entry.boxes`). `sha256` has the hashes of the .param and the .bin; a manifest in memory has none.
     """
 
     inputs: tuple[Entry, ...]
@@ -309,6 +310,7 @@ class Manifest:
     tail: TailFile | None = None
     int8: Int8 | None = None
     sorts: tuple[Sort, ...] = ()
+    candidates: tuple[Entry, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -358,6 +360,15 @@ class Manifest:
         """The model's outputs."""
         return self.tail.outputs if self.tail else self.outputs
 
+    @property
+    def before_boxes(self) -> Manifest:
+        """The manifest as verification sees it: the net ends at `candidates`, and the boxes come from a tail."""
+        if not self.candidates or self.tail:
+            return self
+        names = tuple(entry.name for entry in self.candidates)
+        tail = TailFile("", names, (), (), self.outputs, (), ())
+        return replace(self, outputs=(*self.candidates, *(x for x in self.outputs if not x.boxes)), tail=tail)
+
     def to_json(self) -> str:
         """Return the text of the file."""
         data = asdict(self, dict_factory=lambda pairs: {_json_name(x): v for x, v in pairs if v or x not in _OPTIONAL})
@@ -365,7 +376,7 @@ class Manifest:
 
 
 # The fields that the file has only if they are set.
-_OPTIONAL = ("append", "image", "cache", "table", "length", "tail", "int8", "sorts", "sha256")
+_OPTIONAL = ("append", "image", "cache", "table", "length", "tail", "int8", "sorts", "boxes", "candidates", "sha256")
 
 
 def _json_name(name: str) -> str:

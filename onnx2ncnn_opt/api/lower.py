@@ -17,10 +17,10 @@ from onnx2ncnn_opt.api.finish import finish, name_blobs, require_release
 from onnx2ncnn_opt.api.options import NEEDED, ConvertOptions, takes_options
 from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
-from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import ConversionError, UnsupportedError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
-from onnx2ncnn_opt.ir.detections import sorts
+from onnx2ncnn_opt.ir.detections import after_boxes, decisive, selection, sorts
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -49,6 +49,7 @@ from onnx2ncnn_opt.onnx.importer import Imported, import_model
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION, names_of
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_param
@@ -157,11 +158,12 @@ class Conversion(NetResult[Files]):
         listing = listing or list_layers(self.graph)
         caches = _caches(self.graph, (*self.inputs, *self.outputs))
         images, rows = self.images, tables(self.graph)
-        costs = [multiplications_of(layer) for layer in self.graph]
+        after = after_boxes(self.graph)
+        costs = [multiplications_of(layer) for layer in self.graph if after.isdisjoint(layer.outputs)]
         of_inputs = ((p, _entry(p, listing.names, caches)) for p in self.inputs)
         return Manifest(
             inputs=tuple(replace(e, image=images.get(p.name), table=rows.get(p.blob)) for p, e in of_inputs),
-            outputs=tuple(_entry(port, listing.names, caches) for port in self.outputs),
+            outputs=tuple(self._output(port, listing, caches) for port in self.outputs),
             source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.options.release),
@@ -175,13 +177,26 @@ class Conversion(NetResult[Files]):
             macs="" if None in costs else str(sum_of(cost for cost in costs if cost is not None)),
             tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
             sorts=tuple(self._sorts(listing)),
+            candidates=tuple(self._candidates(listing)),
         )
+
+    def _output(self, port: Port, listing: Listing, caches: Mapping[Blob, Cache]) -> Entry:
+        entry, layer = _entry(port, listing.names, caches), selection(port.blob)
+        return entry if layer is None else replace(entry, shape=(None, 6), boxes=listing.tops[layer.output])
 
     def _sorts(self, listing: Listing) -> Iterator[Sort]:
         indices = {label(node): node.outputs[1].name or "" for node in self.model.graph if node.op_type == "TopK"}
         for layer in sorts(self.graph):
             names = (indices[origin] for origin in layer.origin if origin in indices)
             yield from (Sort(name, listing.tops[layer.output]) for name in names)
+
+    def _candidates(self, listing: Listing) -> Iterator[Entry]:
+        """Yield the boxes and scores from which the net selects boxes; their Mats have no batch of 1."""
+        calls = {node.outputs[0].name: names_of(node.inputs) for node in self.model.graph if node.op_type == SELECTION}
+        for port in self.outputs:
+            layer = selection(port.blob)
+            for name, blob in zip(calls[port.name], decisive(layer), strict=False) if layer else ():
+                yield Entry(name, listing.tops[blob], texts((1, *blob.known_shape)), "float32", 0)
 
     def files(self, prefix: PathLike | None) -> Files:
         """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""
@@ -223,8 +238,9 @@ class Conversion(NetResult[Files]):
         from onnx2ncnn_opt.verification.model import verify_net  # both runtimes
 
         model, tail = runs.result(), None if self.tail is None else self.tail.data
-        model.manifest = self.manifest()  # masks have changed the names of inner blobs if these are numbers
-        fixed: dict[str, Any] = {"manifest": model.manifest, "tail": tail, "worker": worker, "runs": model}
+        manifest = self.manifest()  # masks have changed the names of inner blobs if these are numbers
+        model.manifest = manifest.before_boxes
+        fixed: dict[str, Any] = {"manifest": manifest, "tail": tail, "worker": worker, "runs": model}
         return verify_net(model.source, files.param, files.bin, model.options, **fixed)
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
@@ -302,6 +318,7 @@ class _Request:
     images: Mapping[str, Image]
     chosen: Sequence[Pass]
     encoding: Encoding | None
+    selects: bool = True  # the net itself may select boxes
 
     def conversion(self, loaded: LoadedModel | None = None, *, stepwise: bool = True) -> Conversion:
         """Import the model, run the passes, and `finish` the graph."""
@@ -349,9 +366,10 @@ class _Request:
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
         """Import the model; load it from its source unless it is `loaded`."""
         options, importers, custom = self.options, entry_points.installed_ops(), parse_custom(self.options.custom)
-        if loaded is None or importers:  # the loaded model lacks functions of importers
+        if loaded is None or importers or self.appended:  # the loaded model lacks functions of importers
             opaque = {(op.domain, op.name) for op in importers} | {(op.domain, op.name) for op in custom}
             bindings: dict[str, Any] = {x: getattr(options, x) for x in ("shapes", "values", "outputs")}
+            opaque |= {(OWN, SELECTION)} if self.selects else set()
             loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
             sha256 = file_hash(Path(self.model))
@@ -363,8 +381,15 @@ class _Request:
             node.meta.pop(INT8, None)
         announce("making layers of the operators")
         axes, types = options.batch_axes, entry_points.layer_types()
-        with for_ultralytics(loaded.metadata) if options.client else nullcontext():
-            imported = import_model(loaded, batch_axes=axes, types=types, custom=custom, tail=options.tail)
+        selects = any(node.op_type == SELECTION for node in loaded.graph)
+        tail = "never" if selects else options.tail
+        try:
+            with for_ultralytics(loaded.metadata) if options.client else nullcontext():
+                imported = import_model(loaded, batch_axes=axes, types=types, custom=custom, tail=tail)
+        except UnsupportedError:
+            if not selects:
+                raise
+            return replace(self, selects=False).imported(None, stepwise=stepwise)  # a tail selects the boxes, too
         if not is_kept or at_run_time or "" in imported.kept.values():
             return imported
         as_float = replace(self, options=replace(options, quantized="float"))

@@ -5,7 +5,7 @@ from itertools import permutations
 from math import isclose
 from typing import Any
 
-from onnx2ncnn_opt.ir.codes import Reduction
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
@@ -13,8 +13,9 @@ from onnx2ncnn_opt.ir.weight import Array
 DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"})
 # A DetectionOutput sorts if its scores end in numbers that pass the threshold, and if no box removes another.
 LOWEST = -2e38
-SORT: dict[str, Any] = dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)
-SORT |= {"num_class": -233, "nms_threshold": 1.5, "confidence_threshold": -3e38}  # -233: the scores say how many
+NO_VARIANCES = dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)
+SORT: dict[str, Any] = {"num_class": -233, "nms_threshold": 1.5, "confidence_threshold": -3e38}
+SORT |= NO_VARIANCES  # -233: the scores say how many classes there are
 
 
 def sorted_rows(layer: Layer) -> int | None:
@@ -32,10 +33,22 @@ def sorts(graph: Graph) -> list[Layer]:
     return [layer for layer in graph if sorted_rows(layer) is not None]
 
 
+def selection(output: Blob) -> Layer | None:
+    """Return the DetectionOutput whose boxes are an output, with columns in ONNX's order; None for other outputs."""
+    layer = output.producer.inputs[0].producer if output.producer and output.producer.type == "Gemm" else None
+    return layer if layer is not None and layer.type == "DetectionOutput" and len(decisive(layer)) == 2 else None
+
+
 def decisive(layer: Layer) -> tuple[Blob, ...]:
-    """Return the blobs that decide which boxes a layer selects; of a sort the numbers before their padding."""
-    padding = layer.inputs[1].producer if sorted_rows(layer) is not None else None
-    return layer.inputs if padding is None else padding.inputs
+    """Return the blobs that decide which boxes a layer selects; of our own layers, the scores before their padding."""
+    padding = layer.inputs[1].producer if layer.type == "DetectionOutput" else None
+    if padding is None or padding.type != "Padding" or layer["num_class"] != SORT["num_class"] or padding["top"] != 1:
+        return layer.inputs
+    if sorted_rows(layer) is not None:
+        return padding.inputs
+    product = padding.input.producer  # of the scores with 1 or 0 for the best class
+    is_marked = product and product.computes(BinaryOp.MUL) and product.inputs[-1].producer
+    return (layer.inputs[0], *(product.inputs[:1] if product and is_marked else padding.inputs))
 
 
 def sorted_indices(layer: Layer) -> Array | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
-from onnx2ncnn_opt.ir.detections import decisive, sorts
+from onnx2ncnn_opt.ir.detections import DETECTORS, after_boxes, decisive, sorts
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, WITH_SCALE, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
@@ -221,7 +221,10 @@ class Runs:
         # All nets go on with the float net's rows of a sort, because 8 bits exchange rows; its scores are compared.
         names, rows = list_layers(self.net).tops, {layer.output for layer in sorts(self.net)}
         self.rows = [names[blob] for blob in rows]
-        self.inner = [name for blob, name in names.items() if blob in rows.union(*map(decisive, sorts(self.net)))]
+        deciding = rows.union(*(decisive(layer) for layer in self.net if layer.type in DETECTORS))
+        boxes = {names[blob] for blob in after_boxes(self.net, but=sorts(self.net))}
+        self.inner = [name for blob, name in names.items() if blob in deciding]
+        self.compared = [name for name in self.outputs if name not in boxes]
         indices = range(len(feeds))
         self.held = indices[_HELD_OUT - 1 :: _HELD_OUT] if len(feeds) >= 2 * _MIN_SAMPLES else indices
         self.rest = [i for i in indices if i not in self.held]
@@ -245,7 +248,7 @@ class Runs:
         feeds = self.feeds[index]
         axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
         rows = {name: Feed(expected[name], axis) for name in self.rows} if expected else {}
-        return runner.run({**feeds, **rows}, [Fetch(name, axis) for name in (*self.inner, *self.outputs)])
+        return runner.run({**feeds, **rows}, [Fetch(name, axis) for name in (*self.inner, *self.compared)])
 
     def agreements(self, runner: NcnnRunner, *groups: Collection[int]) -> list[Agreement]:
         """Return the agreement of an int8 net with the float net for each group of samples, the worst first."""

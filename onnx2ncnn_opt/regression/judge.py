@@ -171,6 +171,7 @@ class _Judgement:
         """Load the model as it was converted, by the manifest if there is one."""
         self.manifest, note = manifest_beside(self.request.param, self.model.path)
         self.source = converted_model(self.model.path, self.manifest)
+        self.manifest = self.manifest and self.manifest.before_boxes
         self.notes += [note] if note else []
         outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
         sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}

@@ -64,6 +64,6 @@ class Meter:
         """Return the bytes that a new process needs to load the net and to run it once."""
         with NcnnWorker(self.target) as worker:
             before = worker.memory(restart=True)
-            self.runner(net.param, net.bin, worker).run(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
+            self.runner(net.param, net.bin, worker).extract(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
             after = worker.memory()
         return None if before is None or after is None else after - before

@@ -23,7 +23,7 @@ _BYTES_PER_LINE = 32
 class EmbeddedNet:
     """The headers `NAME.mem.h` (the arrays NAME_param_bin and NAME_bin) and `NAME.id.h` (constants in NAME_id).
 
-    `blobs` are the constants of inputs and outputs, `custom` the identifiers of custom layer types.
+    `blobs` are the constants of all blobs, `custom` the identifiers of custom layer types.
     """
 
     name: str
@@ -52,14 +52,14 @@ def embed(param: Path, bin: Path) -> EmbeddedNet:
         zip(layers, range(len(lines)), strict=True),
     )
     ids = "".join(f"const int {constant} = {value};\n" for constant, value in constants)
-    public = {blob: f"{name}_id::{blobs[blob]}" for blob in listing.names.values()}
+    qualified = {blob: f"{name}_id::{constant}" for blob, constant in blobs.items()}
     mem = _array(f"{name}_param_bin", net) + _array(f"{name}_bin", bin.read_bytes())
     return EmbeddedNet(
         name,
         f"// {_comment(param)} and {_comment(bin)}. ncnn keeps pointers into {name}_bin.\n#pragma once\n\n{mem}",
         f"// Blobs, layers and custom layer types of {_comment(param)}.\n#pragma once\n\n"
         f"namespace {name}_id {{\n{ids}}}\n",
-        public,
+        qualified,
         tuple(type.removeprefix("TYPE_") for type in types),
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from string import Template
 
@@ -178,7 +179,7 @@ def _python(job: _Job) -> str:
         "checks": (f"    if {bad}:\n        raise SystemExit({text!a})" for bad, text in _unfit(manifest, codes)),
         "feeds": (_python_feed(mat) for mat in inputs if mat.entry.blob),
         "call": python_call(manifest, tail, codes) if tail else (),
-        "fetches": map(_python_fetch, manifest.outputs),
+        "fetches": chain.from_iterable(map(_python_fetch, manifest.outputs)),
         "functions": [data_file("letterbox.py.in").rstrip("\n"), "", ""] if any(map(_letterbox, inputs)) else (),
         "pictures": (
             f"    picture{i} = random.integers(0, 256, (480, 640, {mat.dims[0]}), np.uint8)  # your image, for "
@@ -263,8 +264,11 @@ def _python_feed(mat: _Mat) -> str:
     return f"    {call}{comment}"
 
 
-def _python_fetch(entry: Entry) -> str:
+def _python_fetch(entry: Entry) -> Iterator[str]:
     value = f"fetch(extractor, {entry.blob!a}{_axis(entry)})"
+    if entry.boxes:
+        yield f"    code, boxes = extractor.extract({entry.boxes!a})  # without boxes, ncnn cannot compute the output"
+        value = f"{value} if code != 0 or boxes.dims else np.zeros((0, 6), np.float32)"
     rank = len(entry.shape)
     if rank - (entry.batch_axis is not None) == 0:  # no Mat has the rank of a scalar
         value += ".reshape(-1)" if rank else ".reshape(())"
@@ -275,7 +279,7 @@ def _python_fetch(entry: Entry) -> str:
         value, comment = f"{value} != 0", "  # its Mat holds 0.0 and 1.0"
     elif entry.dtype.startswith(("int", "uint")):
         value, comment = f"np.rint({value}).astype({entry.dtype!a})", f"  # {entry.dtype}, its Mat holds floats"
-    return f"    results[{entry.name!a}] = {value}{comment}"
+    yield f"    results[{entry.name!a}] = {value}{comment}"
 
 
 # C++ -------------------------------------------------------------------------------------------------------------
@@ -284,7 +288,8 @@ def _python_fetch(entry: Entry) -> str:
 def _cpp(job: _Job, net: EmbeddedNet | None, name: str) -> str:
     inputs = {f"in{i}": mat for i, mat in enumerate(mat for mat in job.inputs if mat.entry.blob)}
     entries = (*job.manifest.inputs, *job.manifest.outputs)
-    blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
+    names = (name for entry in entries for name in (entry.blob, entry.boxes) if name is not None)
+    blobs = net.blobs if net else {name: _c(name) for name in names}
     feeds = {mat.entry: _cpp_feed(variable, mat, blobs[mat.entry.blob]) for variable, mat in inputs.items()}
     options, includes = [f"net.opt.{option} = false;" for option in _FP32], list[str]()
     declarations = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs.values())) else []
@@ -323,7 +328,8 @@ def _cpp_run(
         yield from ("", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;")
     for number, entry in enumerate(job.manifest.outputs):
         is_read = job.manifest.tail is not None and entry.name in job.manifest.tail.inputs
-        yield from ("", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read))
+        boxes = blobs[entry.boxes] if entry.boxes else ""
+        yield from ("", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], boxes, is_read=is_read))
     if job.tail:
         variables = {entry.name: f"out{number}" for number, entry in enumerate(job.manifest.outputs)}
         yield from ("", *cpp_call(job.manifest, job.tail, name, variables, codes))
@@ -436,8 +442,8 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     return lines + ["    " * (len(loops) - 1) + line for line in copy]
 
 
-def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> list[str]:
-    """Return the lines that extract an output and print it, unless the tail reads it."""
+def _cpp_fetch(name: str, entry: Entry, blob: str, boxes: str, *, is_read: bool = False) -> list[str]:
+    """Return the lines that extract an output and print it, unless the tail reads it; first its `boxes`, if it has."""
     mat = _Mat(entry, ())
     kind, content, form, element = "float", "floats", "%g", "p[i]"
     if entry.element == "int32":
@@ -446,7 +452,8 @@ def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> 
         content, form, element = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
     dims = ", ".join(_DIMS[len(entry.shape) - (entry.batch_axis is not None) or 1])
     dims += "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
-    lines = cpp_piece("output", text=mat.text, dims=dims, content=content, mat=name, blob=blob)
+    lines = cpp_piece("output", text=mat.text, dims=dims, content=content, mat=name)
+    lines += cpp_piece("extract boxes" if boxes else "extract", mat=name, blob=blob, boxes=boxes)
     # ncnn has batches since 2026; programs with one image work in older releases too.
     is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1
     batch = ".batch(b)" if is_batched else ""

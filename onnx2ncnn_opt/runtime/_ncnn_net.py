@@ -114,9 +114,13 @@ class NcnnNet:
         self.caches = {blob: mat for blob, (_, mat) in results.items()}
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """Return one output, which has a "blob" and a "batch_axis"."""
+        """Return one output, which has a "blob", a "batch_axis", and perhaps the blob of its "boxes"."""
         import numpy as np
 
+        if output["boxes"]:  # after no boxes, ncnn fails, and extracting once more may kill the process
+            code, mat = extractor.extract(self.blob(output["boxes"]))
+            if code == 0 and mat.dims == 0:
+                return np.zeros((0, 6), np.float32)
         code, mat = extractor.extract(self.blob(output["blob"]))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"extract returned {code}" if code else EMPTY)

@@ -53,6 +53,7 @@ class Fetch(NamedTuple):
     blob: str
     batch_axis: int | None = None  # the array's axis for the Mat's batch count, None without a batch
     integer: bool = False  # elements are int32 instead of float32: ncnn's Mats carry no type
+    boxes: str | None = None  # the blob of the boxes that DetectionOutput selects: if it is empty, there are no rows
 
     def read(self, array: Array) -> Array:
         """Return the array as int32 if its elements are integers."""

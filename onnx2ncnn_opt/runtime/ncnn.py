@@ -201,7 +201,7 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
         """
         outputs = self.output_names() if outputs is None else outputs
         fetches = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
-        described = [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in fetches]
+        described = [fetch._asdict() for fetch in fetches]
         results: dict[str, Array | Failure] = {}
         is_fed = False
         try:

@@ -24,16 +24,18 @@ class Slot:
     integer: bool = False  # elements of an output are int32 instead of float32
     image: Image | None = None  # the net takes pixels instead of the model's input
     length: tuple[str, str] | None = None  # a row as long as the tokens of these two inputs, ids and a past
+    boxes: str | None = None  # see `Fetch`
 
     @classmethod
     def of(cls, entry: Entry) -> Slot:
         """Return the slot of a manifest's entry."""
-        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image, entry.length)
+        is_integer = entry.element == "int32"
+        return cls(entry.name, entry.blob, entry.batch_axis, is_integer, entry.image, entry.length, entry.boxes)
 
     @property
     def fetch(self) -> Fetch:
         """The blob to read, with its batch axis and type."""
-        return Fetch(self.blob, self.batch_axis, self.integer)
+        return Fetch(self.blob, self.batch_axis, self.integer, self.boxes)
 
     def restored(self, array: Array, shape: Sequence[int | None]) -> Array | None:
         """Return a fetched array in the model's shape (None for an unknown size); None if it does not fit.

@@ -42,7 +42,7 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.order import NetOrder
 from onnx2ncnn_opt.verification.outputs import OutputComparison
 from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes
-from onnx2ncnn_opt.verification.tail import TailJudge
+from onnx2ncnn_opt.verification.tail import TailJudge, selector_of
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
@@ -82,7 +82,7 @@ def verify_net(
     program = runner.program if runner and "fp32" in modes else None
     with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
         runs = runs or ModelRuns(model, verification, manifest)
-        judge = _ModelJudge(runs, (param, bin), runner, process)
+        judge = _ModelJudge(runs, (param, bin), runner or selector_of(runs.manifest, runs.source), process)
         rows, wrong = judge_modes(judge, modes)
         if judge.tail is not None and program is not None:
             problem, notes = judge.tail.in_cpp(in_cpp)
@@ -117,6 +117,7 @@ class ModelRuns:
     """
 
     def __init__(self, source: Path | bytes, verification: Verification, manifest: Manifest | None) -> None:
+        manifest = manifest and manifest.before_boxes
         self.source, self.options, self.manifest, self.start = source, verification, manifest, time.monotonic()
         compared, cut = (manifest.compared, manifest.cut) if manifest is not None else ((), ())  # none without a tail
         shapes, values, outputs = verification.shapes, verification.values, compared or verification.outputs
@@ -233,7 +234,7 @@ class _ModelJudge:
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; in fp32 also with ncnn's plain kernels, and judge the tail or the next token behind it."""
-        tail = self.tail if mode == "fp32" else None
+        tail = self.tail if mode == "fp32" or (self.manifest and self.manifest.candidates) else None
         tokens = self._decoder.tokens if self._decoder and tail is None else None
         comparison = self._comparison(run, mode, tail, tokens)
         self.way, outputs, judged = comparison.best()
@@ -298,7 +299,7 @@ class _ModelJudge:
         limit = self._limit(mode)
         judge_tail = None
         if tail is not None:
-            judge_tail = partial(tail.judge, run.feeds)
+            judge_tail = partial(tail.judge if mode == "fp32" else tail.judge_boxes, run.feeds)
         elif tokens is not None:
             where = f"{run} in {mode}"
             judge_tail = partial(judge_token, tokens, self.notes, where, (limit or DEFAULT).relative)

@@ -76,14 +76,17 @@ class OutputComparison:
         judged, orders = self._in_order(rows)
         missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
         by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
-        by_name |= {slot.name: judged.judge(slot, result) for slot, result in results}
+        by_name |= {slot.name: judged.judge(slot, result) for slot, result in results if not slot.boxes}
         reports = [
             row if row.status == "unproven" else replace(merged([row, *orders]), name=row.name, blob=row.blob)
             for row in by_name.values()
         ]
+        boxes = {slot.name: result for slot, result in results if slot.boxes and not isinstance(result, Failure)}
+        reports += [missing(x.name, x.blob, found) for x, found in results if x.boxes and isinstance(found, Failure)]
         if self.judge_tail is None or is_wrong(reports):
             return reports, judged
-        return reports + self.judge_tail({**judged.further, **judged.reference}, judged._values(results)), judged
+        values = judged._values([(slot, result) for slot, result in results if not slot.boxes]) | boxes
+        return reports + self.judge_tail({**judged.further, **judged.reference}, values), judged
 
     def _in_order(self, rows: Mapping[str, Array | Failure]) -> tuple[OutputComparison, list[OutputReport]]:
         """Return the comparison with the model in the net's order, and reports on the order of each sort's rows.
@@ -182,6 +185,7 @@ def read_outputs(
     arrays = model_feeds(way, feeds)
     if manifest is not None:
         slots = manifest_slots("output", list(reference), manifest.read)
+        slots += [Slot.of(entry) for entry in manifest.model_outputs if entry.boxes]
         # Inner blobs are extracted first, because ncnn frees them after their consumers.
         sorts = [Fetch(sort.blob, 0) for sort in manifest.sorts]
         results = runner.extract(arrays, [*sorts, *(slot.fetch for slot in slots)])

@@ -109,6 +109,7 @@ def agreement(
                 whole = order.run(feeds, arrays)[1]
                 found = {BEST + sort: whole[FOUND + sort] for sort in rows}
                 reference = {name: whole[name] for name in (*reference, *found)}
+            results = [(slot, result) for slot, result in results if not slot.boxes]
             outputs = {x.name: in_shape_of(reference[x.name], x, result, is_exact=is_exact) for x, result in results}
             outputs |= found
             agreements[-1].add(reference, {name: array for name, array in outputs.items() if array is not None})

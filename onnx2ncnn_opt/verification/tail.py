@@ -8,16 +8,20 @@ many, up to half of the rows may be, else 1 %.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import Error, RunError
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.edit.append import selection_model
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail
@@ -25,8 +29,9 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
 from onnx2ncnn_opt.tail.program import Port
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, compare
-from onnx2ncnn_opt.verdict.rows import undecided
+from onnx2ncnn_opt.verdict.rows import undecided, wrong_selection
 from onnx2ncnn_opt.verdict.rules import within
+from onnx2ncnn_opt.verification.report import is_wrong
 
 # The tail alone differs from ONNX Runtime only in the last bits of exp and of sums.
 _TAIL_TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
@@ -44,14 +49,19 @@ class TailJudge:
     def __init__(self, runner: TailRunner) -> None:
         self._runner, self._program = runner, runner.program
         self.names = tuple(port.name for port in runner.program.outputs)
+        # The axis of unknown size, if there is one: along it lie the rows.
+        unknown = {p.name: [i for i, n in enumerate(p.shape) if not isinstance(n, int)] for p in runner.program.outputs}
+        self._axes = {name: axes[0] if axes else None for name, axes in unknown.items()}
         self._ties: dict[str, str] | None = None
         self._feeds: list[Feeds] = []  # for the C++ header
 
     def judge(self, arrays: Feeds, reference: Feeds, values: Feeds) -> list[OutputReport]:
-        """Return the reports of the tail's outputs for the net's `values` at the cut.
+        """Return the reports of the tail's outputs for the net's `values` at the cut, and perhaps its own boxes.
 
         `arrays` are the model's inputs, `reference` are ONNX Runtime's values for the cut and all outputs.
         """
+        if is_wrong(boxes := self.judge_boxes(arrays, reference, values)):
+            return boxes
         try:
             feeds = self._runner.feeds(arrays, reference), self._runner.feeds(arrays, values)
             alone, behind = map(self._program.run, feeds)
@@ -68,14 +78,27 @@ class TailJudge:
                 reports.append(OutputReport(name, None, "mismatch", text, rule="limit"))
             else:
                 moved = partial(self._count_moved, name, feeds[0], alone[name], feeds[1])
-                reports.append(_report_behind(name, behind[name], reference[name], moved))
+                reports.append(_report_behind(name, behind[name], reference[name], self._axes[name], moved))
+        return reports
+
+    def judge_boxes(self, arrays: Feeds, reference: Feeds, values: Feeds) -> list[OutputReport]:
+        """Return the reports of boxes that the net selects: they have to be a selection from its own `values`."""
+        program, reports = self._program, []
+        for name in (name for name in self.names if name in values):
+            [nms] = (node for node in program.nodes if node.operator == "NonMaxSuppression")
+            ports = tuple(Port(x, "float32", ()) for x in nms.inputs[:2])
+            inputs = replace(program, outputs=ports).run(self._runner.feeds(arrays, values))
+            numbers = (program.constants[x].item() for x in nms.inputs[2:])
+            problem = wrong_selection(values[name], *(inputs[x][0] for x in nms.inputs[:2]), *numbers)
+            text = f"its boxes are not a selection from the net's values: {problem}" if problem else ""
+            reports.append(OutputReport(name, None, "mismatch" if problem else "ok", text, rule="decided"))
         return reports
 
     def _is_wrong(self, name: str, feeds: Feeds, alone: Array, expected: Array) -> bool:
         """Return True if a tail that differs from the model moves more rows than the last bits of its values do."""
         if alone.shape != expected.shape:
             return True
-        return undecided(alone, expected)[0] > self._count_moved(name, feeds, alone, {})
+        return undecided(alone, expected, self._axes[name])[0] > self._count_moved(name, feeds, alone, {})
 
     def _first_wrong(self, feeds: Feeds) -> str:
         """Return text with the first node whose outputs differ from ONNX Runtime's, or that there is none."""
@@ -111,7 +134,7 @@ class TailJudge:
                 errors = draw.uniform(-1, 1, array.shape) * bound if seed else -np.clip(array, -bound, bound)
                 noisy[cut] = (array + errors).astype(feeds[cut].dtype)
             results = self._program.run(noisy, partial(_with_bit_errors, draw))
-            moved = max(moved, undecided(results[name], alone)[0])
+            moved = max(moved, undecided(results[name], alone, self._axes[name])[0])
         return moved
 
     def _on_ties(self, feeds: Feeds) -> Mapping[str, str]:
@@ -124,7 +147,7 @@ class TailJudge:
             self._ties, self._feeds = {}, [feeds, coarse]
             for name in self.names:
                 text = _difference(actual[name], expected[name])
-                count = undecided(actual[name], expected[name])[0]
+                count = undecided(actual[name], expected[name], self._axes[name])[0]
                 if text and count > self._count_moved(name, coarse, actual[name], None):
                     self._ties[name] = f"where numbers are equal, {text}"
         return self._ties
@@ -149,9 +172,19 @@ class TailJudge:
         return "", [f"the tail's C++ header, compiled by {compiled.compiler}, gives the same numbers"]
 
 
-def _report_behind(name: str, behind: Array, expected: Array, moved: Callable[[], int]) -> OutputReport:
+def selector_of(manifest: Manifest | None, source: Path | bytes) -> TailRunner | None:
+    """Return the nodes behind the candidates of boxes as a tail; None for a net that selects none."""
+    if manifest is None or manifest.tail is None or not manifest.candidates:
+        return None
+    data = selection_model(source, [entry.name for entry in manifest.candidates])
+    return TailRunner(manifest, replace(manifest.tail, sha256=hashlib.sha256(data).hexdigest()), data)
+
+
+def _report_behind(
+    name: str, behind: Array, expected: Array, axis: int | None, moved: Callable[[], int]
+) -> OutputReport:
     """Return the report of an output of a right tail behind the net; `moved` counts rows that such errors move."""
-    count, total = undecided(behind, expected)
+    count, total = undecided(behind, expected, axis)
     if not count:
         return within(DEFAULT, behind, expected).report(name, None)
     if count > _MAX_UNDECIDED * total and count > _MARGIN * (rows := moved()):

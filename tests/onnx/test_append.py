@@ -241,4 +241,4 @@ def test_noise_is_an_input() -> None:
 
 def test_lowering_sees_the_nodes() -> None:
     with pytest.raises(UnsupportedError, match="NonMaxSuppression"):
-        lower(HEADS / "yolov8.ts.onnx", append="nms:output0:classes=5", tail="never")
+        lower(HEADS / "yolov8-nhw.ts.onnx", append="nms:output0:classes=5", tail="never")

@@ -23,6 +23,7 @@ from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION
 
 FORM = "nms:OUTPUT[:conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N:objectness=yes|no:layout=rows|columns]"
 LAST_ROW = "last-row:"
@@ -38,6 +39,7 @@ _VALUES = {
     "objectness": "yes|no",
     "layout": "rows|columns",
 }
+_FIRST_WITH_FUNCTIONS = 8  # of ONNX's formats
 _OLDEST = 11  # the first opset with GatherND, ScatterND and TopK of this form
 _COCO = {84: 80, 85: 80}  # columns of the most common models, and their classes
 
@@ -251,47 +253,89 @@ def _put(
         node.name = node.output[0]
     for constant in added.initializer:
         constant.name = names.setdefault(constant.name, f"{result}/{constant.name}")
+    width = 6 + head.extras + (shape[0] != 1)
+    if width == 6:
+        _fold_selection(proto, added, result)
     graph.node.extend(added.node)
     graph.initializer.extend(added.initializer)
     [output] = [value for value in graph.output if value.name == name]
-    width = 6 + head.extras + (shape[0] != 1)
     output.CopyFrom(helper.make_tensor_value_info(result, TensorProto.FLOAT, [None, width]))
     return result
 
 
+def _fold_selection(proto: onnx.ModelProto, added: onnx.GraphProto, result: str) -> None:
+    """Make the nodes after corners and scores a function, which the importer knows."""
+    names = [f"{result}/{name}" for name in ("corners", "scores", "most", "iou", "conf")]
+    first = next(i for i, node in enumerate(added.node) if names[1] in node.output) + 1
+    body = list(added.node[first:])
+    read = {value for node in body for value in node.input} - {*names}
+    constants = [helper.make_node("Constant", [], [x.name], value=x) for x in added.initializer if x.name in read]
+    opsets = [opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")]
+    proto.functions.append(helper.make_function(OWN, SELECTION, names, [result], [*constants, *body], opsets))
+    proto.opset_import.append(helper.make_opsetid(OWN, 1))
+    proto.ir_version = max(proto.ir_version, _FIRST_WITH_FUNCTIONS)
+    del added.node[first:]
+    added.node.append(helper.make_node(SELECTION, names, [result], result, domain=OWN))
+
+
+def selection_model(source: Path | bytes, names: Sequence[str]) -> bytes:
+    """Return the selection of boxes from these candidates as a model; UsageError if the model has none."""
+    proto = onnx.ModelProto.FromString(source if isinstance(source, bytes) else source.read_bytes())
+    calls = [node for node in proto.graph.node if node.op_type == SELECTION and [*node.input[:2]] == [*names]]
+    if not calls:
+        raise UsageError(f"the manifest belongs to another model: nothing selects boxes from {', '.join(names)}")
+    [body], constants = [f for f in proto.functions if f.name == SELECTION], calls[0].input[2:]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in names]
+    outputs = [value for value in proto.graph.output if value.name in body.output]
+    numbers = [tensor for tensor in proto.graph.initializer if tensor.name in constants]
+    graph = helper.make_graph(body.node, "tail", inputs, outputs, numbers)
+    return bytes(helper.make_model(graph, opset_imports=body.opset_import).SerializeToString())
+
+
 def _text(head: _Head, options: Mapping[str, str], opset: int, *, is_single: bool) -> str:
     """Return the nodes from `raw` to `detections` in ONNX's text form."""
-    end, labels = head.first + head.classes, ", ".join(map(str, range(head.classes)))
-    is_xyxy = options.get("boxes") == "xyxy"
-    # A box competes only in its best class: `by_class` is 0 in all others. `kept` [images, boxes] has the scores of
-    # chosen boxes, else 0. So one TopK sorts and limits the boxes of each image.
+    end, best = head.first + head.classes, "ReduceMax<axes = [1]>(scores)" if opset < 18 else "ReduceMax(scores, one)"
+    columns = ["float_image"] * (not is_single) + ["box", "score", "float_label"] + ["more"] * (head.extras > 0)
+    low, high = "Sub(first_half, half_size)", "Add(first_half, half_size)"
+    if options.get("boxes") == "xyxy":
+        low, high = "Identity(first_half)", "Max(first_half, second_half)"
+    selection = """found = GatherND(by_class, chosen) sizes = Shape(found) is_short = Less(sizes, most)
+        limit = Where(is_short, sizes, most) ranked, order = TopK<axis = 0>(found, limit)
+        picks = Gather(chosen, order) cells = Gather<axis = 1>(picks, ends) label = Gather<axis = 1>(picks, one)"""
+    if not is_single:
+        # `kept` [images, boxes] has the scores of chosen boxes, else 0. So one TopK sorts and limits those of an image.
+        selection = """places = Gather<axis = 1>(chosen, ends) best_flat = Reshape(best, by_image)
+        sizes = Shape(best_flat) zeros = ConstantOfShape(sizes) chosen_scores = GatherND(best_flat, places)
+        kept = ScatterND(zeros, places, chosen_scores) count = Gather(sizes, one) is_short = Less(count, most)
+        limit = Where(is_short, count, most) all_ranked, order = TopK<axis = 1>(kept, limit)
+        is_kept = Greater(all_ranked, nothing) found = NonZero(is_kept) ranks = Transpose(found)
+        image = Gather<axis = 1>(ranks, zero) numbers = GatherND(order, ranks) column = Reshape(numbers, column_of)
+        cells = Concat<axis = 1>(image, column) ranked = GatherND(all_ranked, ranks)
+        labels = ArgMax<axis = 2>(all_scores) label = GatherND(labels, cells) float_image = Cast<to = 1>(image)"""
+    # A box competes only in its best class: `by_class` is 0 in all others, and for boxes without an area, between which
+    # ncnn divides 0 by 0.
     return f"""g (float raw) => (float detections) <
         int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}},
         int64[1] first = {{{head.first}}}, int64[1] end = {{{end}}}, int64[1] width = {{{head.columns}}},
-        int64[{head.classes}, 1] labels = {{{labels}}}, int64[1] most = {{{options.get("max", 300)}}},
-        float[1] iou = {{{float(options.get("iou", 0.45))}}}, float[1] conf = {{{float(options.get("conf", 0.25))}}},
-        int64[2] ends = {{0, 2}}, int64[2] flat = {{0, -1}}, int64[2] tall = {{-1, 1}},
-        float half = {{0.5}}, float nothing = {{0.0}}
+        int64[1] most = {{{options.get("max", 300)}}}, float[1] iou = {{{float(options.get("iou", 0.45))}}},
+        float[1] conf = {{{float(options.get("conf", 0.25))}}}, float half = {{0.5}}, float nothing = {{0.0}},
+        int64[2] ends = {{0, 2}}, int64[2] by_image = {{0, -1}}, int64[2] column_of = {{-1, 1}}
     > {{
         floats = Cast<to = 1>(raw)
         rows = {"Identity" if head.has_rows else "Transpose<perm = [0, 2, 1]>"}(floats)
-        middle = Slice(rows, zero, two, two) size = Slice(rows, two, four, two) half_size = Mul(size, half)
-        low = Sub(middle, half_size) high = Add(middle, half_size)
-        corners = {"Slice(rows, zero, four, two)" if is_xyxy else "Concat<axis = 2>(low, high)"}
+        first_half = Slice(rows, zero, two, two) second_half = Slice(rows, two, four, two)
+        size = Relu(second_half) half_size = Mul(size, half) low = {low} high = {high}
+        corners = Concat<axis = 2>(low, high) extras = Slice(rows, end, width, two)
         classes = Slice(rows, first, end, two) objectness = Slice(rows, four, first, two)
-        scores = {"Mul(classes, objectness)" if head.objectness else "Identity(classes)"}
-        best = {"ReduceMax(scores, two)" if opset >= 18 else "ReduceMax<axes = [2]>(scores)"}
-        label = ArgMax<axis = 2>(scores) float_label = Cast<to = 1>(label) extras = Slice(rows, end, width, two)
-        table = Concat<axis = 2>(corners, best, float_label{", extras" if head.extras else ""})
-        label_row = Transpose<perm = [0, 2, 1]>(label) is_label = Equal(label_row, labels)
-        best_row = Transpose<perm = [0, 2, 1]>(best) by_class = Where(is_label, best_row, nothing)
-        chosen = NonMaxSuppression(corners, by_class, most, iou, conf) places = Gather<axis = 1>(chosen, ends)
-        best_flat = Reshape(best, flat) sizes = Shape(best_flat) zeros = ConstantOfShape(sizes)
-        chosen_scores = GatherND(best_flat, places) kept = ScatterND(zeros, places, chosen_scores)
-        count = Gather(sizes, one) is_short = Less(count, most) limit = Where(is_short, count, most)
-        ranked, order = TopK<axis = 1>(kept, limit) is_kept = Greater(ranked, nothing)
-        found = NonZero(is_kept) ranks = Transpose(found) image = Gather<axis = 1>(ranks, zero)
-        numbers = GatherND(order, ranks) column = Reshape(numbers, tall) cells = Concat<axis = 1>(image, column)
-        cell_rows = GatherND(table, cells) float_image = Cast<to = 1>(image)
-        detections = {"Identity(cell_rows)" if is_single else "Concat<axis = 1>(float_image, cell_rows)"}
+        all_scores = {"Mul(classes, objectness)" if head.objectness else "Identity(classes)"}
+        scores = Transpose<perm = [0, 2, 1]>(all_scores)
+        starts = Slice(corners, zero, two, two) stops = Slice(corners, two, four, two) extent = Sub(stops, starts)
+        wide = Slice(extent, zero, one, two) tall = Slice(extent, one, two, two)
+        shorter = Min(wide, tall) has_area = Less(nothing, shorter) is_flat = Not(has_area) flat = Cast<to = 1>(is_flat)
+        flat_row = Transpose<perm = [0, 2, 1]>(flat) best = {best} bound = Add(best, flat_row)
+        is_below = Less(scores, bound) by_class = Where(is_below, nothing, scores)
+        chosen = NonMaxSuppression(corners, by_class, most, iou, conf) {selection}
+        box = GatherND(corners, cells) score = Reshape(ranked, column_of) float_label = Cast<to = 1>(label)
+        {"more = GatherND(extras, cells)" if head.extras else ""}
+        detections = Concat<axis = 1>({", ".join(columns)})
     }}"""

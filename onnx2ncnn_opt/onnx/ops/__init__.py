@@ -8,7 +8,7 @@ from onnx2ncnn_opt.onnx.registry import OPS, OnnxOp, Traits
 _FAMILIES = (
     *("activation", "shape", "window", "elementwise", "matrix", "reduction", "normalization"),
     *("gather", "pad_slice", "division", "resize", "logic", "recurrent"),
-    *("sampling", "scatter", "topk", "attention", "control"),
+    *("sampling", "scatter", "topk", "detections", "attention", "control"),
     *("lists", "quantization", "spectral", "fused"),
 )
 
