@@ -58,10 +58,3 @@ def fuse_gemm_permute(gemm: Layer) -> Layer:
     known_shape(gemm.output, 2)
     require(gemm["quantize_term"] == 0, f"Gemm '{gemm.name}' is quantised")
     return gemm.having(output_transpose=1 - gemm["output_transpose"])
-
-
-@rewrite(op("MatMul", "matmul")("a", _SWAP("b")), exact=False, purpose="attention in nets of other converters")
-def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
-    """a, b ── Permute ── MatMul ──   ⇒   a, b ── MatMul (transB) ──"""
-    known_shape(b, 2, 3, 4)
-    return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])

@@ -1,27 +1,23 @@
-"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`: the fastest form of a product.
+"""`replace_innerproduct_with_gemm`, `replace_gemm_with_innerproduct`: the fastest form of a product.
 
-A product with a constant may be a Gemm, an InnerProduct of the rows of a matrix, or a MatMul with a MemoryData. The
+A product with a constant may be a Gemm, or an InnerProduct of the rows of a matrix. The
 limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
 """
 
 from onnx2ncnn_opt.ir.codes import GemmC
-from onnx2ncnn_opt.ir.dim import Dim, known
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
 from onnx2ncnn_opt.passes._gemm import linear_of
-from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # InnerProduct reads the weights row by row: the fastest layer for up to 4 rows.
 _FEW_ROWS = 4
 # InnerProduct works on packs of 8 rows. It is 1.3 to 3.7 times slower than Gemm for other numbers of rows.
 _MANY_ROWS, _PACK = 16, 8
-# This number of products shares one constant matrix if its copies would have this number of elements (4 MB).
-_SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
-# MatMul packs the constant in every run: 1 to 11 times slower than Gemm from this size on.
-_LARGE = 1 << 15
 
 
 def _is_of_matrix(layer: Layer) -> bool:
@@ -44,27 +40,6 @@ def _has_uneven_rows(layer: Layer) -> bool:
 def _has_few_rows(layer: Layer) -> bool:
     rows = _rows(layer)
     return isinstance(rows, int) and rows <= _FEW_ROWS
-
-
-@rewrite(
-    op("MatMul", "matmul", _is_of_matrix)("x", const("constant")),
-    exact=False,
-    purpose="nets of other converters, which keep the weights of linear layers as constants",
-)
-def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
-    """x, MemoryData ── MatMul ──   ⇒   x ── Gemm (constant B) ──"""
-    rows, inputs = known_shape(x, 2)
-    block, matrix = constant.weights.stored("data"), known(constant.output.shape or ())
-    require(block.is_float, f"'{constant.name}' holds no floats")
-    require(len(matrix) == 2, f"'{constant.name}' is not a matrix")
-    n, k = matrix if matmul["transB"] else matrix[::-1]
-    require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
-    few = isinstance(rows, int) and rows <= _FEW_ROWS
-    products = len(constant.output.users)
-    is_shared = products >= _SHARED_PRODUCTS and (products - 1) * k * n >= _SHARED_NUMBERS
-    require(not is_shared, f"'{constant.name}' is shared by many products")
-    require(few or k * n >= _LARGE, f"MatMul is no slower with {k} x {n} constants")
-    return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
 
 
 @rewrite(

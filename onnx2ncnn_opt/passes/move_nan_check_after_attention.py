@@ -1,14 +1,9 @@
-"""`eliminate_nan_check_after_softmax`, `move_nan_check_after_attention`: attention as torch.export writes it."""
-
-import numpy as np
-
-from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import add, factor
 from onnx2ncnn_opt.passes.fuse_sdpa import scaling_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, kept, op
-from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # The importer treats scores below this as masked.
 _LEAST = -30000.0
@@ -27,45 +22,6 @@ def _checked(x: Pattern) -> Op:
     weights = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)(x))
     open_rows = op("Threshold", threshold=_LEAST)(_LARGEST(x))
     return op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(weights, open_rows)
-
-
-@rewrite(
-    _checked("x"),
-    exact=True,
-    purpose="attention with a mask, as torch.export writes it",
-)
-def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -> Layer:
-    """Softmax(x) with 0 in rows that are -infinity   ⇒   x ── Softmax ──
-
-    A Softmax is NaN in rows that are masked completely with -infinity. So the scores must not be masked, or the mask
-    must be a constant with an unmasked element in every row.
-    """
-    require(tuple(largest["axes"]) == (softmax["axis"],), f"'{largest.name}' looks at another axis")
-    scores = needed(x.producer, f"'{x.name}' may be -infinity")
-    if not _is_product(scores):
-        require(_is_sum(scores), f"'{x.name}' may be -infinity")
-        producers = [blob.producer for blob in scores.inputs]
-        masks = [producer for producer in producers if producer is not None and producer.type == "MemoryData"]
-        others = [producer for producer in producers if producer is None or producer.type != "MemoryData"]
-        require(len(masks) == len(others) == 1, f"the mask of '{scores.name}' is not a constant")
-        require(others[0] is not None and _is_product(others[0]), f"'{scores.name}' may add a second mask")
-        _require_open_rows(masks[0], x, softmax["axis"])
-    return softmax.having(inputs=[x])
-
-
-def _is_sum(layer: Layer) -> bool:
-    if layer.type == "Eltwise":
-        return bool(layer["op_type"] == Eltwise.SUM and all(coeff > 0 for coeff in layer["coeffs"]))
-    return layer.computes(BinaryOp.ADD, scalar=False)
-
-
-def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:
-    shape = known_shape(x)
-    sizes = known_shape(mask.output)
-    require(len(sizes) == len(shape), f"'{mask.name}' broadcasts along other axes")
-    data = mask.weights["data"].reshape(known(sizes))
-    is_open = np.isfinite(data).any(axis=axis).all() and not (np.isnan(data) | np.isposinf(data)).any()
-    require(is_open, f"'{mask.name}' masks some rows completely")
 
 
 @rewrite(
