@@ -75,10 +75,10 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
     """Return a line: whether a net agrees with the other one, its largest error, and the devices and modes."""
-    from onnx2ncnn_opt.verdict.rules import RESERVES
-
     if report is None:
         return f"done: {net}, not verified"
+    from onnx2ncnn_opt.verdict.rules import RESERVES
+
     rows, checked = report.rows, report.checked
     is_unproven = all(row.status in ("ok", "unproven") for row in rows)
     word, what = ("unproven", "may differ from") if is_unproven else ("wrong", "differs from")
