@@ -121,7 +121,7 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
                 entry = _entry(blob, layer)
                 fresh[blob] = entry.output
                 added.append((entry, layer))
-                views += [entry] if entry.type == "Reshape" and not _is_view_of_image(blob.producer) else []
+                views += [entry] if entry.type == "Reshape" and not _is_view(blob.producer) else []
         old, inputs = region[layer], [fresh.get(blob, blob) for blob in layer.inputs]
         fresh |= zip(layer.outputs, old.outputs, strict=True)
         added.append((old.having(inputs=inputs, outputs=old.outputs), layer))
@@ -152,9 +152,11 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
     return view
 
 
-def _is_view_of_image(layer: Layer | None) -> bool:
-    """Return True if a layer reshapes an image of one row to a sequence; a Reshape back cancels both."""
-    return layer is not None and layer.type == "Reshape" and layer.input.shape == _image(layer.output.shape or ())
+def _is_view(layer: Layer | None) -> bool:
+    """Return True for a Reshape that only the sequence needs, or of an image of one row: another one replaces it."""
+    if layer is None or layer.type != "Reshape" or len(layer.inputs) > 1:
+        return False
+    return layer.output.uses == 1 or layer.input.shape == _image(layer.output.shape or ())
 
 
 def _leads_to_image(layer: Layer) -> bool:
