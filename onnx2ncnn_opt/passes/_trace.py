@@ -139,13 +139,14 @@ def find_region(
         if table is not None:
             tables[layer] = table
         front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if blob is not table)
+        rotates = table is not None and not PRODUCT.fits(layer)
+        front.update(layer.inputs[:1] if rotates else (blob for blob in layer.inputs if blob is not table))
     return Region(front.pop(), tuple(layers[::-1]), tables)
 
 
 def _is_linear(layer: Layer, table: Blob | None) -> bool:
     """Return True if the elements of a layer's result are sums of its operand's elements times known factors."""
-    if PRODUCT.fits(layer):
+    if table is not None or PRODUCT.fits(layer):
         return table is not None
     return bool(layer.inputs) and not any(map(is_constant, layer.inputs)) and can_trace(layer)
 
@@ -188,7 +189,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[Term]], tables: list
     if SUM.fits(layer):
         require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
         return [*first, *(_times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0])]
-    if PRODUCT.fits(layer):
+    if PRODUCT.fits(layer) or layer.type == "RotaryEmbed":
         return _times(first, _broadcastable(tables[0], sizes.shape(blob)))
     if NEGATION.fits(layer) or SCALING.fits(layer):
         return _times(first, factor_of(layer))
