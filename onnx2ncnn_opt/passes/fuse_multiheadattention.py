@@ -222,7 +222,9 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
     layer, shape = blob.producer, blob.shape
     if layer is None or shape is None or len(shape) < 2 or any(size != 1 for size in shape[:-2]) or not depth:
         return False
-    if shape[-2] == 1:
+    source = layer.input.producer if layer.type == "Reshape" else layer
+    repeats_number = source is not None and source.type == "Interp" and source.inputs[0].shape == (1,)
+    if shape[-2] == 1 or repeats_number:
         return True
     if layer.type == "MemoryData":
         rows = layer.weights["data"].reshape(fixed_shape(blob))

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.ir.spec import Trait
 
 # Layers that compute integers from floats or sizes; others do so only from integers.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
+_POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute positions in an image
 _LARGEST_INT = 2048
 _LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 
@@ -56,11 +57,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
             _collect(blob, "it computes integers, perhaps above 2048, which fp16 does not tell apart", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
-            width = _longest(layer.inputs[0])
-            if width is None or width > _LARGEST_SIDE:
-                size = f"more than {_LARGEST_SIDE} pixels a side" if width else "any size"
-                cones[layer] = f"it samples an image of {size}"
-                _collect(layer.inputs[1], cones[layer], ranges, cones)
+            cones |= _of_positions(layer, ranges)
         elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_INT and ranges.of(layer.input).is_integer:
             limit = f"{layer['threshold']:.9g}"
             cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
@@ -76,6 +73,17 @@ def _longest(image: Blob) -> int | None:
     return max(sides, default=1) if is_fixed(sides) else None
 
 
+def _of_positions(sample: Layer, ranges: Ranges) -> dict[Layer, str]:
+    """Return the layers that compute the positions of a GridSample, if fp16 cannot; with the reason."""
+    width, cone = _longest(sample.inputs[0]), dict[Layer, str]()
+    _collect(sample.inputs[1], "", ranges, cone)
+    if width is None or width > _LARGEST_SIDE:
+        size = f"more than {_LARGEST_SIDE} pixels a side" if width else "any size"
+        return dict.fromkeys((sample, *cone), f"it samples an image of {size}")
+    counts = any(layer.type == "CumulativeSum" for layer in cone)
+    return dict.fromkeys((sample, *cone), f"it counts positions, perhaps above {_LARGEST_INT}") if counts else {}
+
+
 def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
     """Add the layers that compute a blob; stop at layers whose results fp16 holds exactly."""
     pending = [blob]
@@ -83,12 +91,15 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
         layer = pending.pop().producer
         if layer is None or layer in reasons or not layer.inputs:
             continue
-        is_integer = layer.has(Trait.MOVES) or layer.type in _CALCULATES
+        is_integer = layer.has(Trait.MOVES) or layer.type in _POSITIONS
         if not is_integer and not all(ranges.of(x).is_integer for x in layer.inputs):
             continue
-        if not all(_is_held(ranges, output) for output in layer.outputs):
+        # A mask costs nothing at the start of a net, and a cast is a layer.
+        source = layer.inputs[0].producer
+        is_first = layer.type == "Interp" and source is not None and source.type == "MemoryData"
+        if is_first or not all(_is_held(ranges, output) for output in layer.outputs):
             reasons[layer] = reason
-            pending += layer.inputs
+            pending += layer.inputs[:1] if layer.type == "GridSample" else layer.inputs
 
 
 def _around(sort: Layer, ranges: Ranges) -> Iterator[Layer]:

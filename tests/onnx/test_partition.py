@@ -118,7 +118,7 @@ def test_a_node_without_layers_is_refused_without_a_tail() -> None:
 
 
 def test_rows_are_items_where_a_tail_would_follow_otherwise() -> None:
-    text = "(float[n,4] x, int64[n,2] i) => (float[n,2] y) { y = GatherElements <axis = 1> (x, i) }"
+    text = "(float[n,4,3] x, int64[n,2,3] i) => (float[n,2,3] y) { y = GatherElements <axis = 1> (x, i) }"
     proto = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g ' + text)
     conversion = converted(proto.SerializeToString())
     assert conversion.tail is None

@@ -200,3 +200,21 @@ def test_softplus_keeps_its_exp_in_fp32() -> None:
     graph = net("Input x 0 1 x 0=8", "Softplus y 1 1 x y", "Sigmoid s 1 1 y s", "Softplus z 1 1 s z")
     found = prove_masks(graph)
     assert {each.name: mask.features for each, mask in found.items()} == {"y": Feature.NO_FP16_ARITHMETIC}
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_lookup_at_counted_positions(counts: bool) -> None:
+    graph = net(
+        "Input x 0 1 x 0=9",
+        "MemoryData one 0 1 one 0=2",
+        'Interp ones 2 1 one x ones 0=1 9="1w,1"',
+        "CumulativeSum c 1 1 ones c 0=2" if counts else "UnaryOp c 1 1 ones c 0=1",
+        "Scale s 1 1 c s 0=2 1=1",
+        "MemoryData t 0 1 t 0=64 1=1 2=3",
+        "GridSample y 2 1 t s y 0=2 1=2 3=1",
+    )
+    layer(graph, "one").weights["data"] = np.ones(2, np.float32)
+    layer(graph, "t").weights["data"] = np.zeros((2, 1, 64), np.float32)
+    masks = prove_masks(graph)
+    assert [mask.layer for mask in masks.values()] == (["y", "s", "c", "ones"] if counts else [])
+    assert {mask.reason for mask in masks.values()} <= {"it counts positions, perhaps above 2048"}

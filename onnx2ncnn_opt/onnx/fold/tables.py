@@ -25,6 +25,7 @@ Items: TypeAlias = Mapping[str, Item | None]
 _LARGEST = 2**24  # of integers, which float32 holds exactly
 _MOST = 2**12  # from this integer on, the results must be constant
 _MOST_LIMITS = 256  # each is compared with each float
+_FLT_MIN = np.finfo(np.float32).tiny
 _FEWEST_NODES = 5  # of fewer nodes, layers are as good as a table
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Monotonic in each operand. Those of `_KEEP_SIGN` are, while the operand of this number is above 0, or below.
@@ -116,7 +117,7 @@ def formula_of(value: onnx_ir.Value, items: Items, opset: int) -> Formula | None
         node, item = x.producer(), items.get(x.name or "")
         if node in nodes or _known(item) is not None:
             continue
-        is_known = node is None or (isinstance(item, SymbolicTensor) and node.op_type != "Cast")
+        is_known = node is None or (node.op_type != "Cast" and _is_polynomial(item))
         if is_known or node is None or node.op_type not in _OPERATORS or node.domain or "" in names_of(node.inputs):
             sources.add(x.name or "")
         elif is_done:
@@ -126,6 +127,14 @@ def formula_of(value: onnx_ir.Value, items: Items, opset: int) -> Formula | None
             pending += [(x, True), *((operand, False) for operand in operands if operand is not None)]
     is_many = len(sources) == 1 and len(nodes) >= _FEWEST_NODES
     return Formula([*nodes], sources.pop(), items, opset) if is_many else None
+
+
+def _is_polynomial(item: Item | None) -> bool:
+    """Return True for a symbolic tensor without divisions, minima and maxima of indices."""
+    cells = item.cells.flat if isinstance(item, SymbolicTensor) else ()
+    factors = {factor for cell in cells if isinstance(cell, Sym) for term in cell.terms for factor in term}
+    calls = (Sym({(factor,): 1}) for factor in factors if not isinstance(factor, str))
+    return isinstance(item, SymbolicTensor) and not any("#" in name for call in calls for name in call.names())
 
 
 def fits(indices: Array, size: Dim) -> bool:
@@ -159,10 +168,10 @@ def _bounds(node: onnx_ir.Node, operands: Sequence[Bounds], opset: int) -> Bound
 
 def integer_table(formula: Formula, dtype: np.dtype[np.generic]) -> tuple[int, Array] | None:
     """Return the results for `first` and the integers after it; others have the results at the ends of the table."""
-    ends = np.array([[-_LARGEST, _MOST], [-_MOST, _LARGEST]]).astype(dtype)
+    ends = np.array([[-_LARGEST, -_MOST], [_MOST, _LARGEST]]).astype(dtype)
     integers = np.arange(-_MOST, _MOST + 1).astype(dtype)
     try:
-        low, high = formula.compute(*ends)
+        low, high = np.concatenate([formula.compute(low[None], high[None]) for low, high in ends], axis=1)
         values, _ = formula.compute(integers, integers)
     except CannotFold:
         return None
@@ -173,11 +182,10 @@ def integer_table(formula: Formula, dtype: np.dtype[np.generic]) -> tuple[int, A
     return int(changes[0]) - _MOST, values[changes[0] : changes[-1] + 2]
 
 
-def steps_of(formula: Formula, shape: Shape) -> tuple[Array, Array, Array] | None:
-    """Return the results for a float of this shape that is only compared with constants; None for other formulas.
+def steps_of(formula: Formula, shape: Shape) -> tuple[Array, Array] | None:
+    """Return limits that a float of this shape may exceed, and the results; None if it is not only compared.
 
-    These are the limits, whether each belongs to the numbers below it, and the results: below the first limit, between
-    limits, above the last, and of NaN.
+    The results are for floats up to each limit, for larger ones, and for NaN.
     """
     moves = any(node.op_type in ("Slice", "Transpose") for node in formula.nodes)
     results = [formula.items.get(_result(node)) for node in formula.nodes]
@@ -188,16 +196,17 @@ def steps_of(formula: Formula, shape: Shape) -> tuple[Array, Array, Array] | Non
     limits = np.unique(np.concatenate([np.zeros(0, np.float32), *(x for x in constants if x.dtype == np.float32)]))
     if not 0 < limits.size <= _MOST_LIMITS or not np.isfinite(limits).all():
         return None
-    first = np.nextafter(limits[:1], np.float32(-np.inf))
-    around = np.stack([limits, np.nextafter(limits, np.float32(np.inf))], axis=1).reshape(-1)
-    floats = np.concatenate([first, around, [np.float32(np.nan)]])
+    before = np.nextafter(limits, np.float32(-np.inf))
+    before[np.abs(before) < _FLT_MIN] = 0  # ncnn has no denormal numbers
+    before[limits == 0] = -_FLT_MIN
+    nan = np.full(1, np.nan, np.float32)
+    points = np.unique([*before, *limits, np.float32(np.inf)])
     try:
-        values, _ = formula.compute(floats, floats, limits)
+        values, _ = formula.compute(points, points, limits)
+        (of_nan,), _ = formula.compute(nan, nan, limits)
     except CannotFold:
         return None
-    at, between = values[1:-1:2], values[:-1:2]
-    changes, belongs_below = between[1:] != between[:-1], at == between[:-1]
-    is_plain = (belongs_below | (at == between[1:])).all() and values[-1] in (between[0], between[-1])
-    if values.dtype.kind not in "iu" or not changes.any() or not is_plain:
+    changes = np.flatnonzero(values[1:] != values[:-1])
+    if values.dtype.kind not in "iu" or not changes.size or of_nan not in (values[0], values[-1]):
         return None
-    return limits[changes], belongs_below[changes], np.append(between[np.r_[True, changes]], values[-1])
+    return points[changes], np.array([*values[changes], values[-1], of_nan])

@@ -27,7 +27,7 @@ class TensorBuilder(Builder):
         """See `Builder`."""
         super().__init__(types, public)
         self._layouts: dict[tuple[Blob, Step], Blob] = {}
-        self._ones: dict[Sym, Blob] = {}
+        self._ones: dict[tuple[Sym, int], Blob] = {}
         self._ranges = Ranges()
         self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
         self._longer: dict[tuple[Blob, Atoms], tuple[Dims, Callable[[], Value]]] = {}
@@ -219,17 +219,19 @@ class TensorBuilder(Builder):
         whole = self._row_major(x, [size for size in shape if size != 1])
         return self.wrap(whole, shape, plain_dims(shape), dtype=x.dtype)
 
-    def ones(self, size: Sym) -> Tensor:
-        """Return a row of ones whose length is a dynamic size."""
-        if size not in self._ones:
+    def ones(self, size: Sym, copies: int = 1) -> Tensor:
+        """Return a row of ones whose length is a dynamic size; several `copies` are along a first axis."""
+        if (size, copies) not in self._ones:
             [text], others = self.size_expressions([(size, 1)])
-            one = self.memory(np.ones(1, np.float32))
-            self._ones[size] = self.layer("Interp", one, *others, resize_type=Interp.NEAREST, size_expr=text)
-        return self.wrap(self._ones[size], (size,), [[], [], [0]])
+            one = self.memory(np.ones(copies, np.float32))
+            row = self.layer("Interp", one, *others, resize_type=Interp.NEAREST, size_expr=text)
+            self._ones[size, copies] = row
+        shape, dims = ((size,), [[], [], [0]]) if copies == 1 else ((copies, size), [[0], [], [1]])
+        return self.wrap(self._ones[size, copies], shape, dims)
 
     def has_ones(self, size: Sym) -> bool:
         """Return True if there is a row of ones of this length, so the net takes no inputs that make the size 0."""
-        return size in self._ones
+        return (size, 1) in self._ones
 
     def size_expressions(
         self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False

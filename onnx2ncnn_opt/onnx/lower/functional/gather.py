@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, axis_index, known, product, symbol
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, PadMode, Pooling, Sample, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.view import View
@@ -59,17 +59,18 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         table = float_array(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
         blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
-        return _replaced(im, blob, data, axis, indices.shape, is_table=True)
-    blob = _sampled(im, _image(im, data, others, [], [axis]), indices, [[], [], range(indices.rank)], size, 1)
-    return _replaced(im, blob, data, axis, indices.shape)
+        return replaced(im, blob, data, axis, indices.shape, is_table=True)
+    axes = range(indices.rank)
+    blob = _sampled(im, image(im, data, others, [], [axis]), indices, [[], axes[:-1], axes[-1:]], size, 1)
+    return replaced(im, blob, data, axis, indices.shape)
 
 
-def _replaced(im: ImportContext, blob: Blob, data: Value, axis: int, shape: Shape, *, is_table: bool = False) -> Tensor:
+def replaced(im: ImportContext, blob: Blob, data: Value, axis: int, shape: Shape, *, is_table: bool = False) -> Tensor:
     """Return the result of a lookup: the axes of the indices, with this shape, replace the axis of the data."""
     kept = range(data.rank - 1)
     new = range(len(kept), len(kept) + len(shape))
     sizes = (*data.shape[:axis], *data.shape[axis + 1 :], *shape)
-    result = im.wrap(blob, sizes, [new, kept] if is_table else [kept, [], new], dtype=_type(data))
+    result = im.wrap(blob, sizes, [new, kept] if is_table else [kept, new[:-1], new[-1:]], dtype=type_of(data))
     return result.transpose([*kept[:axis], *new, *kept[axis:]])
 
 
@@ -87,15 +88,33 @@ def _sampled(
 
 def _grid(im: ImportContext, x: Blob, scale: float, shift: float, rows: Dim) -> Blob:
     """Return the grid [2, rows, indices] of GridSample: x-coordinates ``x * scale + shift``, and the row's y."""
+    if rows == 1:
+        return row_grid(im, im.layer("Tile", x, repeats=(2, 1, 1)), scale, shift)
     scaled = im.layer("BinaryOp", x, _planes(im, scale, 0), op_type=BinaryOp.MUL)
-    if isinstance(rows, Sym):
-        odd = im.tensor(SymbolicTensor(np.array([2 * axis_index(0) + 1], object), (rows,), np.dtype(np.float32)))
-        centres = im.mat(im.tensor(binary(im, BinaryOp.DIV, odd, numbers_of(im, rows))), [[], [0], []])
-        y = im.layer("BinaryOp", centres, _planes(im, 0, 1), op_type=BinaryOp.MUL)
-        offsets = im.layer("BinaryOp", y, _planes(im, shift, -1), op_type=BinaryOp.ADD)
-    else:
-        offsets = _planes(im, np.full(rows, shift), pixel_centres(rows))
-    return im.layer("BinaryOp", scaled, offsets, op_type=BinaryOp.ADD)
+    return im.layer("BinaryOp", scaled, offsets(im, shift, rows), op_type=BinaryOp.ADD)
+
+
+def row_grid(im: ImportContext, pairs: Blob, scale: float, shift: float) -> Blob:
+    """Return the grid for an image of one row, of equal `pairs`: there, y is x, because any y will do."""
+    weights = {"scale_data": np.full(2, scale, np.float32), "bias_data": np.full(2, shift, np.float32)}
+    return im.layer("Scale", pairs, weights=weights, scale_data_size=2, bias_term=1)
+
+
+def offsets(im: ImportContext, shift: float, rows: Dim) -> Blob:
+    """Return the same x for all rows of a grid, and the y of each."""
+    if not isinstance(rows, Sym):
+        _check_size(im, 1, rows)
+        return _planes(im, np.full(rows, shift), pixel_centres(rows))
+    return im.mat(dynamic_centres(im, rows, shift), [[0], [1], []])
+
+
+def dynamic_centres(im: ImportContext, size: Sym, *others: float) -> Tensor:
+    """Return a row of the centres of pixels after rows of other numbers: a centre is the mean of two borders."""
+    [text], blobs = im.size_expressions([(size + 1,)])
+    ends = im.memory(np.array([*([x, x] for x in others), [-1, 1]], np.float32))
+    borders = im.layer("Interp", ends, *blobs, resize_type=Interp.BILINEAR, align_corner=1, size_expr=text)
+    centres = im.layer("Pooling1D", borders, pooling_type=Pooling.AVG, kernel_w=2, pad_mode=PadMode.VALID)
+    return im.wrap(centres, (len(others) + 1, size), [[0], [1]])
 
 
 def _planes(im: ImportContext, x: Array | float, y: Array | float) -> Blob:
@@ -127,7 +146,7 @@ def pixels(im: ImportContext, image: Blob, grid: Blob, padding: SamplePadding = 
     return im.layer("GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=padding, permute_fusion=1)
 
 
-def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
+def image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
     """Return the operand as a float32 Mat of three dims."""
     if isinstance(data, Tensor):
         return im.mat(as_numbers(im, data), dims)
@@ -150,7 +169,7 @@ def check_indices(im: ImportContext, indices: Tensor) -> None:
         raise im.invalid(f"indices of type {indices.dtype}")
 
 
-def _type(data: Value) -> np.dtype[np.generic]:
+def type_of(data: Value) -> np.dtype[np.generic]:
     """Return the type of the elements to look up."""
     return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
@@ -165,20 +184,26 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     check_indices(im, indices)
     if isinstance(data, Constant) and data.array.size and (data.array == data.array.flat[0]).all():  # as token types
         return as_constant(SymbolicTensor(data.array.flat[:1].reshape((1,) * data.rank), indices.shape, data.dtype))
-    others = [a for a in range(data.rank) if a != axis]
-    kept = {a: indices.shape[a] for a in others}
-    if isinstance(data, Constant):
-        fixed(im, tuple(kept.values()))
-        data = Constant(data.array[tuple(slice(kept.get(a)) for a in range(data.rank))])
-    for a in others:
-        if isinstance(data, Tensor) and kept[a] != data.shape[a]:
-            data = crop(im, data, a, 0, kept[a])
+    data, others = kept(im, data, indices.shape, axis)
     rows = _repeated_rows(indices, axis)
     if rows is not None:
         return gather(im, data, rows, axis=axis)
     dims: list[list[int]] = [[], others, [axis]]
-    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], product(tuple(kept.values())))
-    return im.wrap(blob, indices.shape, dims, dtype=_type(data))
+    count = product(tuple(indices.shape[a] for a in others))
+    blob = _sampled(im, image(im, data, *dims), indices, dims, data.shape[axis], count)
+    return im.wrap(blob, indices.shape, dims, dtype=type_of(data))
+
+
+def kept(im: ImportContext, data: Value, shape: Shape, axis: int) -> tuple[Value, list[int]]:
+    """Return the data of GatherElements, cropped to the indices' shape along all axes but one, and these axes."""
+    others = [a for a in range(data.rank) if a != axis]
+    if isinstance(data, Constant):
+        sizes = dict(zip(others, fixed(im, tuple(shape[a] for a in others)), strict=True))
+        return Constant(data.array[tuple(slice(sizes.get(a)) for a in range(data.rank))]), others
+    for a in others:
+        if shape[a] != data.shape[a]:
+            data = crop(im, data, a, 0, shape[a])
+    return data, others
 
 
 def _repeated_rows(indices: Tensor, axis: int) -> Tensor | None:
@@ -296,10 +321,10 @@ def _looked_up(im: ImportContext, data: Tensor, axis: int, targets: Array) -> Te
     """Pick constant indices along an axis with GridSample."""
     [count] = known([data.shape[axis]])
     _check_size(im, count, 1)
-    x = targets.reshape(-1) * (2 / count) + (1 / count - 1)
-    grid = im.memory(np.stack([x, np.zeros(x.size)]).astype(np.float32)[:, None])
-    blob = pixels(im, _image(im, data, [a for a in range(data.rank) if a != axis], [], [axis]), grid)
-    return _replaced(im, blob, data, axis, targets.shape)
+    x = pixel_centres(count)[targets.reshape(-1, *targets.shape[-1:] or (1,))]
+    grid = im.memory(np.stack([x, np.zeros(x.shape)]).astype(np.float32))
+    blob = pixels(im, image(im, data, [a for a in range(data.rank) if a != axis], [], [axis]), grid)
+    return replaced(im, blob, data, axis, targets.shape)
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:

@@ -16,16 +16,16 @@ from typing import TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, float_value
-from onnx2ncnn_opt.onnx.lower.functional.gather import pixel_centres, pixels
+from onnx2ncnn_opt.onnx.lower.functional.gather import dynamic_centres, pixel_centres, pixels
 from onnx2ncnn_opt.onnx.lower.functional.logic import below, one_minus
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
-from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -314,19 +314,12 @@ def _grid(im: ImportContext, mask: Mask, shape: Shape, sides: tuple[Dim, Dim]) -
             return im.memory(np.stack([along, down, side]).astype(np.float32))
         fixed = [im.memory(np.stack([along, down]).astype(np.float32))]
     else:
-        fixed = [_dynamic_centres(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
+        fixed = [_centres(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
     side_ = im.layer("BinaryOp", _plane(im, mask, shape, sides), op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
     return im.layer("Concat", *fixed, side_, axis=0)
 
 
-def _dynamic_centres(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
+def _centres(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
     """Return the centres of pixels along one of two axes if a size is dynamic."""
-    if isinstance(size, Sym):
-        cells = np.array([[axis_index(1 - axis)]], dtype=object)
-    else:
-        cells = np.arange(size).reshape((-1, 1) if axis == 0 else (1, -1)).astype(object)
-    float32 = np.dtype(np.float32)
-    middle = binary(im, BinaryOp.ADD, im.tensor(SymbolicTensor(cells, shape, float32)), number(0.5))
-    whole = im.tensor(SymbolicTensor(np.array(size, dtype=object), (), float32))
-    share = binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, middle, whole), number(2))
-    return im.mat(binary(im, BinaryOp.SUB, share, number(1)), _PLANE)
+    row = dynamic_centres(im, size) if isinstance(size, Sym) else Constant(im.f32(pixel_centres(size)[np.newaxis]))
+    return im.mat(spread(im, row if axis else row.transpose((1, 0)), shape), _PLANE)
