@@ -77,6 +77,13 @@ POOLED = (
     's = Shape(x) y = Resize<mode = "nearest">(a, , , s) }'
 )
 
+# The number of channels depends on whether the height is even.
+EVEN = (
+    "(float[1, 1, H, W] x) => (float y) <int64[1] two = {2}, int64[1] one = {1}, float[1, 2, 1, 1] k = {3, 4}> {"
+    " h = Shape<start = 2, end = 3>(x) a = Div(h, two) b = Mul(a, two) c = Equal(b, h) n = Where(c, two, one)"
+    " size = Concat<axis = 0>(one, n, one, one) e = Expand(x, size) y = Conv(e, k) }"
+)
+
 
 def of_fixed_sizes(shape: str, kernel: str) -> str:
     """Return a model whose pads need fixed sizes."""
@@ -128,6 +135,7 @@ def proposed(ended: Ended) -> str:
         (PAIR, "--shape x:1,20,3", 2),
         (UNPROVEN, "--shape x:1,37", 2),
         (POOLED, "--shape 'x:1,3,4*h,4*w'", 1),
+        (EVEN, "--shape 'x:1,1,2*h,2*w'", 1),
         (of_fixed_sizes("1, 3, H, W", "3, 2, 3, 3"), "--shape x:1,3,640,640", 1),
         (of_fixed_sizes("1, 16, H, W", "16, 2, 3, 3"), "--shape x:1,16,64,64", 1),
         (of_fixed_sizes("1, 1, D, H, W", "1, 1, 2, 2, 2"), "--shape x:1,1,64,64,64", 1),

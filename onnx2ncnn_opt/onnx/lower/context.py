@@ -112,13 +112,15 @@ class ImportContext(TensorBuilder, ABC):
         return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
 
     def value_hint(self, operand: int, default: str = "") -> str:
-        """Return advice for making an operand constant: bind the flags that it is computed from; else `default`."""
+        """Return advice for making an operand constant: bind the flags or sizes that decide it; else `default`."""
         names = self._flags_behind(self.node.inputs[operand])
+        if not names:
+            return default if names is None or not default else "it follows from dynamic sizes; bind them with --shape"
         options = " ".join(f"--value {name}=..." for name in names)
-        return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else default
+        return f"bind {'it' if len(names) == 1 else 'them'} with {options}"
 
-    def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
-        """Return the inputs that a value is computed from; empty if one is not a flag, or a node has a subgraph."""
+    def _flags_behind(self, value: onnx_ir.Value | None) -> list[str] | None:
+        """Return the inputs that a value is computed from; None if one is not a flag, or a node has a subgraph."""
 
         def operands(value: onnx_ir.Value | None) -> Sequence[onnx_ir.Value | None]:
             node = None if value is None or value.const_value is not None else value.producer()
@@ -130,7 +132,7 @@ class ImportContext(TensorBuilder, ABC):
         sources = {x.name for x, node in zip(computed, producers, strict=True) if node is None}
         flags = [info.name for info in self.model.inputs if _is_flag(info)]
         is_plain = onnx_ir.AttributeType.GRAPH not in kinds and sources <= set(flags)
-        return [name for name in flags if name in sources] if is_plain else []
+        return [name for name in flags if name in sources] if is_plain else None
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
         """Return the declared shape of a value, or None. Sizes that do not follow from the inputs' sizes are None."""
