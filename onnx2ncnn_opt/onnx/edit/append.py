@@ -257,7 +257,8 @@ def _put(
     if width == 6:
         _fold_selection(proto, added, result)
     graph.node.extend(added.node)
-    graph.initializer.extend(added.initializer)
+    read = {value for node in added.node for value in node.input}
+    graph.initializer.extend(constant for constant in added.initializer if constant.name in read)
     [output] = [value for value in graph.output if value.name == name]
     output.CopyFrom(helper.make_tensor_value_info(result, TensorProto.FLOAT, [None, width]))
     return result
