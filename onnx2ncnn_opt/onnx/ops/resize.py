@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
-from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known, product
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
@@ -84,7 +84,7 @@ def resize11(
         changes = _in_proportion(im, x, targets, sizes, keep_aspect_ratio_policy)
     elif sizes:
         outs = dict(zip(targets, sizes, strict=True))
-        changes = [_sized(axis, n, outs.get(axis, n)) for axis, n in enumerate(x.shape)]
+        changes = [_sized(axis, n, outs.get(axis, n), sampling) for axis, n in enumerate(x.shape)]
     elif scales is None or not scales.size:
         raise im.invalid("it has neither sizes nor scales")
     else:
@@ -109,9 +109,11 @@ def _in_proportion(im: ImportContext, x: Operand, targets: Sequence[int], sizes:
     ]
 
 
-def _sized(axis: int, size: Dim, out: Dim) -> Axis:
+def _sized(axis: int, size: Dim, out: Dim, sampling: Sampling) -> Axis:
     if isinstance(size, int) and isinstance(out, int):
         return Axis(axis, size, out, out / size)
+    if isinstance(size, Sym) and out == size // 2 and sampling.mode == "nearest":
+        return Axis(axis, size, out, 0.5)  # of 2m + 1 pixels, too, floor(i * size / m) is 2i for all i < m
     factor, divisor = 1 if size == out else exact_div(out, size), exact_div(size, out)
     if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
         return Axis(axis, size, out, 1 / divisor)  # exact in float32
@@ -196,10 +198,12 @@ def _of_constant(im: ImportContext, x: Constant, axes: list[Axis], sampling: Sam
 
 def _resize_floats(im: ImportContext, x: Tensor, axes: list[Axis], sampling: Sampling) -> Tensor:
     changed = _changed(im, axes, sampling)
-    if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
-        params = _interp(im, changed, sampling)
-        if params is not None:
-            return _interp_layer(im, x, axes, params)
+    params = _interp(im, changed, sampling)
+    if params is not None:
+        image = [a for a in changed if a.axis >= x.rank - 2]
+        for group in (*([a] for a in changed if a not in image), image):
+            x = _interp_layer(im, x, group, params) if group else x
+        return x
     for one in changed:
         reason = f"{sampling.mode} with {sampling.coordinates} from {one.size} to {one.out}"
         im.fixed((one.size, one.out), f"{reason}, which ncnn does not sample the same way at every size")
@@ -275,19 +279,28 @@ def _leads_to_size(axis: Axis) -> bool:
     return axis.size * ratio.numerator == axis.out * ratio.denominator
 
 
-def _interp_layer(im: ImportContext, x: Tensor, axes: list[Axis], params: dict[str, Any]) -> Tensor:
-    dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
+def _interp_layer(im: ImportContext, x: Tensor, group: Sequence[Axis], params: dict[str, Any]) -> Tensor:
+    """Resize one axis, or the last two; the axes before are channels, and those after are columns."""
+    first, last = group[0].axis, x.rank - 1
+    batch, row = [0][:first], min(first, last - 1)
+    dims = [[*range(len(batch), row)], [row], [*range(row + 1, x.rank)]]
+    if first == last < 3:
+        dims = [[*range(len(batch), last)], [], [last]]
     # A row has one number per channel, as after a global pooling: Interp expands it to the image.
-    blob = im.mat(x, dims if len(im.channel_dims(x)) > 1 else [[1]], [0])
-    height, width = (axes[2], axes[3]) if x.rank == 4 else (Axis(-1, 1, 1, 1.0), axes[2])
-    if isinstance(height.out, int) and isinstance(width.out, int):
-        blob = im.layer("Interp", blob, output_height=height.out, output_width=width.out, **params)
-    elif height.scale is not None and width.scale is not None:
-        blob = im.layer("Interp", blob, height_scale=height.scale, width_scale=width.scale, **params)
+    is_row = dims[0] == [1] and x.rank < 5 and len(im.channel_dims(x)) == 1
+    blob = im.mat(x, [[1]] if is_row else dims, batch)
+    named = {a.axis: a for a in group}
+    shape = tuple(named[axis].out if axis in named else size for axis, size in enumerate(x.shape))
+    height, width = (product(shape[axis] for axis in dim) for dim in dims[1:])
+    scales = [next((named[axis].scale for axis in dim if axis in named), 1.0) for dim in dims[1:]]
+    if isinstance(height, int) and isinstance(width, int):
+        blob = im.layer("Interp", blob, output_height=height, output_width=width, **params)
+    elif None not in scales:
+        blob = im.layer("Interp", blob, height_scale=scales[0], width_scale=scales[1], **params)
     else:
-        [size], others = im.size_expressions([(width.out, height.out)], blob)
+        [size], others = im.size_expressions([(width, height)], blob)
         blob = im.layer("Interp", blob, *others, size_expr=size, **params)
-    return im.wrap(blob, tuple(a.out for a in axes), dims, [0])
+    return im.wrap(blob, shape, dims, batch)
 
 
 def _copied(im: ImportContext, x: Tensor, axes: Sequence[Axis], sampling: Sampling) -> Tensor:
