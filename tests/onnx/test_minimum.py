@@ -57,6 +57,11 @@ WINDOWS = {
         "n = Shape<start = 1, end = 2>(x) at = Mod(minus_two, n) p = Slice(x, at, n, one)"
         " q = Slice(x, start, at, one) y = Concat<axis = 1>(p, q)",
     ),
+    "InstanceNormalization of a row": (
+        "1,2,n",
+        {"n": 2},
+        "ones = Constant<value_floats = [1.0, 1.0]>() y = InstanceNormalization(x, ones, ones)",
+    ),
     "Gather": ("b,3", {"b": 3}, "y = Gather<axis = 0>(x, two)"),
     "Pad by reflection": ("1,n", {"n": 3}, 'y = Pad<mode = "reflect">(x, pads)'),
 }

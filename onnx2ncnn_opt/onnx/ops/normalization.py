@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
-from onnx2ncnn_opt.onnx.lower.functional.norm import deviation, layer_norm, rms_norm
+from onnx2ncnn_opt.onnx.lower.functional.norm import deviation, instance_normal, layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
@@ -110,8 +110,7 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
         params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
     # ncnn treats a 2-D Mat as one channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
-    blob = im.layer("InstanceNorm", im.mat(x, dims, [0]), eps=epsilon, **params)
-    normal = im.wrap(blob, x.shape, dims, [0])
+    normal = instance_normal(im, x, dims, epsilon, [0], **params)
     return normal if "weights" in params else _affine(im, normal, scale, bias)
 
 

@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, larger, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold.cells import as_constant
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, wrapped_around
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze, with_rank
@@ -93,7 +94,8 @@ def _computed(im: ImportContext, x: Operand, other: Shape) -> Value:
     for axis in range(-min(x.rank, len(other)), 0):
         if other[axis] == x.shape[axis] and not x.varies(axis):
             shape[axis] = 1
-    return im.tensor(SymbolicTensor(x.cells, tuple(shape), x.dtype))
+    constant = as_constant(SymbolicTensor(x.cells, tuple(shape), x.dtype))
+    return constant if isinstance(constant, Constant) else im.tensor(constant)
 
 
 def _without_batch(x: Value, other: Value) -> Value:

@@ -1,16 +1,20 @@
 """LayerNorm and RMSNorm over the last axes."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.dim import is_fixed, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import rows
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.lower.tensors import AxesOfDims
+from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value
 
 
 def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
@@ -21,8 +25,8 @@ def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
 def layer_norm(
     im: ImportContext,
     x: Tensor,
-    scale: Value,
-    bias: Value | None = None,
+    scale: Operand,
+    bias: Operand | None = None,
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
@@ -46,9 +50,12 @@ def rms_norm(
 
 
 def normal(
-    im: ImportContext, kind: str, x: Tensor, scale: Value, bias: Value | None, axis: int, epsilon: float
+    im: ImportContext, kind: str, x: Tensor, scale: Operand, bias: Operand | None, axis: int, epsilon: float
 ) -> Value:
     """Return `x` normalised by a layer of this `kind` over the axes from `axis` on, scaled and shifted."""
+    if kind == "LayerNorm" and not is_fixed(x.shape[axis:]):
+        dims = [[*range(axis)], [], [*range(axis, x.rank)]]
+        return _affine(im, instance_normal(im, x, dims, epsilon, affine=0), scale, bias)
     shape = im.fixed(x.shape[axis:], "the normalised axes are dynamic", "bind them with --shape")
     gamma, beta = (_of_row(im, param, shape) for param in (scale, bias))
     weights: dict[str, Array] = {}
@@ -60,13 +67,24 @@ def normal(
     last = rows(im, x, axis)
     params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
     y = im.like(last, im.layer(kind, last.blob, weights=weights, eps=epsilon, **params))
-    if not is_constant:
-        y = binary(im, BinaryOp.MUL, y, scale)
-        y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)
-    return y
+    return y if is_constant else _affine(im, y, scale, bias)
 
 
-def _of_row(im: ImportContext, param: Value | None, shape: tuple[int, ...]) -> Array | None:
+def instance_normal(
+    im: ImportContext, x: Tensor, dims: AxesOfDims, epsilon: float, batch: Sequence[int] = (), **params: Any
+) -> Tensor:
+    """InstanceNorm over all dims but the outermost of three or four."""
+    # Of one element ncnn computes x / s - x / s with rounding errors, and ONNX 0.
+    im.try_demand(product(x.shape[axis] for dim in dims[1:] for axis in dim), 2)
+    return im.wrap(im.layer("InstanceNorm", im.mat(x, dims, batch), eps=epsilon, **params), x.shape, dims, batch)
+
+
+def _affine(im: ImportContext, x: Tensor, scale: Operand, bias: Operand | None) -> Value:
+    y = binary(im, BinaryOp.MUL, x, scale)
+    return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+
+
+def _of_row(im: ImportContext, param: Operand | None, shape: tuple[int, ...]) -> Array | None:
     """Return a constant as one row of `shape`; None if it is not constant, or has different rows."""
     if not isinstance(param, Constant):
         return None
