@@ -16,6 +16,7 @@ from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
 from onnx2ncnn_opt.onnx.cut.extract import Tail
 from onnx2ncnn_opt.onnx.cut.partition import split
+from onnx2ncnn_opt.onnx.edit.masked import choose_by_masks
 from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS
 from onnx2ncnn_opt.onnx.lower.layout import output_layout
@@ -125,6 +126,7 @@ def import_model(
     if unknown := set(requested) - {info.name for info in model.net_inputs}:
         names = ", ".join(info.name for info in model.inputs)
         raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
+    choose_by_masks(model.graph)
     start = partial(Import, types=types, custom=custom, is_short=tail == "auto")
     whole = _attempted(start, model, requested)
     net, single = _net_of(start, whole)
