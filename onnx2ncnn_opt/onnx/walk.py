@@ -194,7 +194,10 @@ class Walk(ImportContext):
 
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self.node = label(node), node
-        self._most = len(self.graph) + MANY_LAYERS if self._is_short and node.op_type in PICKS else math.inf
+        # The layers of a node of which others read only the shape are removed.
+        is_measured = {reader.op_type for reader in self.readers()} == {"Shape"}
+        is_limited = self._is_short and node.op_type in PICKS and not is_measured
+        self._most = len(self.graph) + MANY_LAYERS if is_limited else math.inf
         start = len(self.graph)
         for name, result in zip(names_of(node.outputs), self._results(node), strict=True):
             if name:

@@ -81,6 +81,12 @@ def test_nodes_that_pick_by_one_index(count: int, expected: bool) -> None:
     assert (operators(conversion)[:1] == ["Reshape"]) == expected
 
 
+def test_a_node_of_which_only_the_shape_is_read_may_have_many_layers() -> None:
+    body = "row = Gather <axis = 2> (f, i)  size = Shape (row)  y = Expand (z, size)"
+    data = model(body, inputs="float[1,3,h,8] x, int64 i, float[1] z", outputs="float[1,4,8] y")
+    assert not operators(converted(data))
+
+
 def test_a_node_that_only_batches_refuse_stays_in_the_net() -> None:
     body = """count = Shape<start = 0, end = 1> (x)  rest = Constant<value_ints = [0, 8, 8]> ()
         shape = Concat<axis = 0> (count, rest)  none = ConstantOfShape (shape)

@@ -49,9 +49,9 @@ class ImportContext(TensorBuilder, ABC):
         """Return a size with ``min(a, b)`` replaced by b if recorded demands imply ``a >= b``."""
         if isinstance(size, int):
             return size
-        nonnegative = [demanded for demanded, bound in self._minimum.items() if bound >= 0]
         pairs = [(call, *pair) for call in calls(size) if call.operator == "min" for pair in (call[1:], call[:0:-1])]
-        minima = {call: b for call, a, b in pairs if any(at_least(a - b - gap, 0) for gap in nonnegative)}
+        gaps = [0, *(demanded for demanded, bound in self._minimum.items() if bound >= 0)]
+        minima = {call: b for call, a, b in pairs if any(self.is_known(a - b - gap, 0) for gap in gaps)}
         return size.subs(minima) if minima else size
 
     def is_known(self, size: Dim, least: int) -> bool:

@@ -116,7 +116,7 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
         is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
         numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot = logic.equals(im, unsqueeze(im, numbers, (axis,)), targets)
+    hot = logic.equals(im, unsqueeze(im, numbers, (axis,)), Constant(targets))
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
     return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))

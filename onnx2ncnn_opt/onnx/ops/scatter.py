@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.cells import Known, as_symbolic, is_dynamic, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import add, arithmetic, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop, from_front, pick
@@ -24,10 +24,14 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
     gather,
     gather_elements,
     nonnegative_indices,
+    numbers_of,
+    repeated_rows,
     run_of,
 )
 from onnx2ncnn_opt.onnx.lower.functional.logic import equals
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -70,7 +74,10 @@ def _scatter_beside(
     found = [run_of(row[0], x.rank) if (row == row[0]).all() else None for row in cells]
     runs = {run.axis: (axis, run.start) for axis, run in enumerate(found) if run is not None and run.axis in open_axes}
     picked = [axis for axis in range(depth) if axis not in dict(runs.values())]
-    are_rows = updates.shape == (*indices.shape[:-1], *data.shape[depth:])
+    rows = (*indices.shape[:-1], *data.shape[depth:])
+    for size in updates.shape:  # no blob is empty
+        im.try_demand(size, 1)
+    are_rows = [*map(im.within_limits, updates.shape)] == [*map(im.within_limits, rows)]
     if not are_rows or not (picked or (reduction == "none" and not kept)) or is_dynamic(*cells[picked].flat):
         return None
     if len(runs) < len(open_axes) or cells.shape[1] != math.prod(known(tuple(indices.shape[k] for k in kept))):
@@ -202,10 +209,10 @@ def _scatter(
 
 def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Value, depth: int, reduction: str) -> Value:
     """Scatter rows of updates to `targets`, indices into the merged first `depth` axes."""
-    sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, targets.shape)
-    if updates.shape != (*count, *inner):
-        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
-    old, new = math.prod(sizes), math.prod(count)
+    inner = fixed(im, data.shape[depth:])
+    if updates.shape != (*targets.shape, *inner):
+        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*targets.shape, *inner]}")
+    old, new = product(data.shape[:depth]), product(targets.shape)
     row = im.tensor(im.reshape(targets, (1, new)))
     if reduction != "none":
         size = math.prod(inner)
@@ -218,9 +225,8 @@ def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Valu
 
 def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
     """Scatter single elements to computed indices along an axis."""
-    shape, index_shape = data.shape, indices.shape
+    shape, index_shape, size = data.shape, indices.shape, data.shape[axis]
     others = [a for a in range(data.rank) if a != axis]
-    [size] = fixed(im, shape[axis : axis + 1])
     if updates.shape != index_shape or any(index_shape[a] != shape[a] for a in others):
         raise im.refuse(
             f"indices of shape {list(index_shape)} computed at run time, and updates of shape {list(updates.shape)}, "
@@ -229,6 +235,11 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
         )
     order, count = [*others, axis], product(tuple(shape[a] for a in others))
     check_indices(im, indices)
+    rows = repeated_rows(indices, axis)
+    if rows is not None:
+        moved, new = data.transpose([axis, *others]), updates.transpose([axis, *others])
+        rows = as_indices(im, nonnegative_indices(im, rows, size))
+        return _scatter_rows(im, moved, rows, new, 1, reduction).transpose(inverted([axis, *others]))
     indices = as_indices(im, nonnegative_indices(im, indices, size))
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
@@ -244,6 +255,8 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
     """Reduce data [rows, elements, size] with the updates [rows, count, size] that `hits` assigns to each element."""
     combine = _REDUCTIONS[reduction]
+    if reduction == "add" and (isinstance(updates.shape[1], Sym) or im.range_of(updates).is_finite):
+        return combine(im, data, matmul(im, hits.transpose((0, 2, 1)), updates))
     count = _size(im, updates, 1)
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
     x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
@@ -256,27 +269,26 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
     return combine(im, data, im.reshape(x, data.shape))
 
 
-def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
+def _sources(im: ImportContext, targets: Tensor, size: Dim) -> Tensor:
     """Return the source index of each of `size` elements in the concatenation of elements and updates.
 
     It is the last update of the element, or the element itself. Each row of elements has a row of targets.
     """
     hits = _hits(im, targets, size, 1)
-    numbers = size + np.arange(_size(im, targets, 1), dtype=np.float32).reshape(-1, 1)
-    last = reduce(im, binary(im, BinaryOp.MUL, hits, Constant(numbers)), "ReduceMax", (1,), 0)
-    return as_indices(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
+    numbers = arithmetic(im, BinaryOp.ADD, arange(im, targets.shape[1], 0, 2), numbers_of(im, size))
+    last = reduce(im, binary(im, BinaryOp.MUL, hits, numbers), "ReduceMax", (1,), 0)
+    return as_indices(im, binary(im, BinaryOp.MAX, last, arange(im, size, 0, 1)))
 
 
-def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tensor:
+def _hits(im: ImportContext, targets: Tensor, size: Dim, elements: int) -> Tensor:
     """Compare targets [rows, count] with each of `size` indices: 1 if equal, else 0; refused if that is too much."""
-    lines, count = targets.shape[0], _size(im, targets, 1)
-    rows = 1 if isinstance(lines, Sym) else lines
-    if rows * count * size * elements > _MOST_PAIRS:
+    rows, count, least = (1 if isinstance(n, Sym) else n for n in (*targets.shape, size))
+    if rows * count * least * elements > _MOST_PAIRS:
         raise im.refuse(
             f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",
             "scatter fewer indices, or make them constant",
         )
-    return equals(im, unsqueeze(im, as_float(im, targets), (2,)), np.arange(size, dtype=np.float32))
+    return equals(im, unsqueeze(im, as_float(im, targets), (2,)), arange(im, size, 0, 1))
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:

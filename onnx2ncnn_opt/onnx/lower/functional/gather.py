@@ -185,7 +185,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     if isinstance(data, Constant) and data.array.size and (data.array == data.array.flat[0]).all():  # as token types
         return as_constant(SymbolicTensor(data.array.flat[:1].reshape((1,) * data.rank), indices.shape, data.dtype))
     data, others = kept(im, data, indices.shape, axis)
-    rows = _repeated_rows(indices, axis)
+    rows = repeated_rows(indices, axis)
     if rows is not None:
         return gather(im, data, rows, axis=axis)
     dims: list[list[int]] = [[], others, [axis]]
@@ -206,7 +206,7 @@ def kept(im: ImportContext, data: Value, shape: Shape, axis: int) -> tuple[Value
     return data, others
 
 
-def _repeated_rows(indices: Tensor, axis: int) -> Tensor | None:
+def repeated_rows(indices: Tensor, axis: int) -> Tensor | None:
     """Return the indices along an axis if a Tile repeats them along all other axes: they pick whole rows."""
     view, tile = indices.view, indices.blob.producer
     if tile is None or tile.type != "Tile" or tile.input.shape is None or len(tile.input.shape) != len(view.dims):

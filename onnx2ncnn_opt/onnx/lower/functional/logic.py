@@ -8,7 +8,6 @@ than the smallest normal float32 are equal.
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, float_value
@@ -88,9 +87,9 @@ def between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     return im.like(x, inside)
 
 
-def equals(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
+def equals(im: ImportContext, x: Tensor, numbers: Value) -> Tensor:
     """Return 1 where the distance of x to finite numbers is 0, else 0."""
-    return between(im, binary(im, BinaryOp.SUB, x, Constant(numbers)), -FLT_MIN, 0.0)
+    return between(im, binary(im, BinaryOp.SUB, x, numbers), -FLT_MIN, 0.0)
 
 
 def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
