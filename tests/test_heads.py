@@ -47,7 +47,7 @@ def test_the_net_is_that_of_the_model_cut_by_hand(path: Path, tmp_path: Path) ->
     assert net.bin.read_bytes() == cut.bin.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["yolov10.dyn", "yolo26.ts", "rtdetr.ts", "rtdetr-nhw.dyn", "dfine.dyn"])
+@pytest.mark.parametrize("name", ["yolov10.dyn", "yolo26.ts", "rtdetr.ts", "rtdetr-nhw.dyn", "yolov10-nhw.ts"])
 def test_rows_in_the_order_of_scores_need_no_tail(name: str) -> None:
     conversion = lower(next(path for path in HEADS if path.stem == name))
     assert conversion.tail is None
@@ -124,7 +124,7 @@ def test_a_detector_with_numpy_and_ncnn_alone(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.fixture(scope="module", params=["yolov10-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
+@pytest.fixture(scope="module", params=["centernet-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
 def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the C++ program of a head: in one file, and beside the header of its tail."""
     folder = tmp_path_factory.mktemp("printed")

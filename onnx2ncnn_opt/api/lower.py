@@ -20,7 +20,7 @@ from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UnsupportedError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
-from onnx2ncnn_opt.ir.detections import after_boxes, decisive, selection, sorts
+from onnx2ncnn_opt.ir.detections import after_boxes, counting, decisive, selection, sorted_indices
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -186,9 +186,11 @@ class Conversion(NetResult[Files]):
 
     def _sorts(self, listing: Listing) -> Iterator[Sort]:
         indices = {label(node): node.outputs[1].name or "" for node in self.model.graph if node.op_type == "TopK"}
-        for layer in sorts(self.graph):
+        for layer in (each for each in self.graph if sorted_indices(each) is not None):
+            if layer.input.producer is None or counting(layer.input.producer):  # equal numbers are in the model's order
+                continue
             names = (indices[origin] for origin in layer.origin if origin in indices)
-            yield from (Sort(name, listing.tops[layer.output]) for name in names)
+            yield from (Sort(name, listing.tops[layer.input]) for name in names)
 
     def _candidates(self, listing: Listing) -> Iterator[Entry]:
         """Yield the boxes and scores from which the net selects boxes; their Mats have no batch of 1."""

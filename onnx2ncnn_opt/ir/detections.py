@@ -8,29 +8,49 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.weight import Array
 
 DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"})
+_COUNTING = frozenset({"BinaryOp", "DeepCopy", "Dropout", "Reduction", "Reshape", "Scale", "Threshold"})
 # A DetectionOutput sorts if its scores end in numbers that pass the threshold, and if no box removes another.
 LOWEST = -2e38
 NO_VARIANCES = dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)
 SORT: dict[str, Any] = {"num_class": -233, "nms_threshold": 1.5, "confidence_threshold": -3e38}
 SORT |= NO_VARIANCES  # -233: the scores say how many classes there are
+SORT["keep_top_k"] = 2**31 - 1  # all that nms_top_k leaves of each row
 
 
-def sorted_rows(layer: Layer) -> int | None:
-    """Return the number of rows of a DetectionOutput that sorts numbers; None for layers that select boxes."""
+def _before_sort(layer: Layer) -> Layer | None:
+    """Return the Padding of the numbers that a DetectionOutput sorts; None for layers that select boxes."""
     padding = layer.inputs[1].producer if layer.type == "DetectionOutput" else None
-    if padding is None or padding.type != "Padding" or padding["type"] or not layer["keep_top_k"] <= padding["right"]:
+    if padding is not None and padding.type == "Slice" and padding["axis"] == 0:
+        padding = padding.input.producer
+    if padding is None or padding.type != "Padding" or padding["type"] or padding["right"] < layer["nms_top_k"]:
         return None
     pairs = [(padding["value"], LOWEST), *((layer[name], number) for name, number in SORT.items())]
-    is_sort = layer["nms_top_k"] == layer["keep_top_k"] and all(isclose(*pair, rel_tol=1e-6) for pair in pairs)
-    return int(layer["keep_top_k"]) if is_sort else None
+    return padding if all(isclose(*pair, rel_tol=1e-6) for pair in pairs) else None
+
+
+def is_sort(layer: Layer) -> bool:
+    """Return whether a layer is a DetectionOutput that sorts numbers, nms_top_k of each row of scores but the first."""
+    return _before_sort(layer) is not None
 
 
 def sorts(graph: Graph) -> list[Layer]:
     """Return the layers that sort numbers."""
-    return [layer for layer in graph if sorted_rows(layer) is not None]
+    return [layer for layer in graph if is_sort(layer)]
+
+
+def counting(sort: Layer) -> list[Layer]:
+    """Return the layers that count larger numbers for a sort, last first; none if it sorts other numbers."""
+    steps = [padding] if (padding := _before_sort(sort)) is not None else []
+    while steps:
+        step, after = steps[-1].inputs[0].producer, steps[-1].type
+        if step is None or step.type not in _COUNTING or (step.type == "Threshold") != (after == "Reduction"):
+            return []
+        steps.append(step)
+        if step.type == "BinaryOp" and any(each.type == "Threshold" for each in steps):
+            return steps[1:]
+    return []
 
 
 def selection(output: Blob) -> Layer | None:
@@ -41,23 +61,25 @@ def selection(output: Blob) -> Layer | None:
 
 def decisive(layer: Layer) -> tuple[Blob, ...]:
     """Return the blobs that decide which boxes a layer selects; of our own layers, the scores before their padding."""
+    if (sorting := _before_sort(layer)) is not None:
+        steps = counting(layer)
+        return steps[-1].inputs if steps else sorting.inputs
     padding = layer.inputs[1].producer if layer.type == "DetectionOutput" else None
     if padding is None or padding.type != "Padding" or layer["num_class"] != SORT["num_class"] or padding["top"] != 1:
         return layer.inputs
-    if sorted_rows(layer) is not None:
-        return padding.inputs
     product = padding.input.producer  # of the scores with 1 or 0 for the best class
     is_marked = product and product.computes(BinaryOp.MUL) and product.inputs[-1].producer
     return (layer.inputs[0], *(product.inputs[:1] if product and is_marked else padding.inputs))
 
 
-def sorted_indices(layer: Layer) -> Array | None:
-    """Return the indices that a sort gives to numbers, for a Crop of its column of indices; else None."""
+def sorted_indices(layer: Layer) -> Blob | None:
+    """Return the boxes of a sort, each of which begins at its index, for a Crop of its column of indices; else None."""
     sort = layer.inputs[0].producer if layer.type == "Crop" else None
-    if sort is None or sorted_rows(sort) is None or (layer["starts"], layer["ends"]) != ((2,), (3,)):
+    if sort is not None and sort.type == "Concat":  # of rows that are sorted one by one
+        sort = sort.inputs[0].producer
+    if sort is None or not is_sort(sort) or (layer["starts"], layer["ends"]) != ((2,), (3,)):
         return None
-    boxes = sort.inputs[0].producer
-    return boxes.weights["data"].reshape(-1, 4)[:, 0] if boxes is not None and "data" in boxes.weights else None
+    return sort.inputs[0]
 
 
 def after_boxes(graph: Graph, *, but: Collection[Layer] = ()) -> set[Blob]:

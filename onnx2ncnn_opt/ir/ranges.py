@@ -84,7 +84,7 @@ class Ranges:
                 stack.pop()
                 continue
             layer = top.producer
-            operands = layer.inputs if layer is not None and _rule_of(layer) is not None else ()
+            operands = _operands(layer) if layer is not None and _rule_of(layer) is not None else ()
             missing = [operand for operand in operands if operand not in self._known]
             visited += 1
             if missing and visited <= _MOST_LAYERS:
@@ -113,12 +113,16 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
 _SIZED = frozenset({"Crop", "Reshape"})  # layers that read only the sizes of their further inputs
 
 
+def _operands(layer: Layer) -> Sequence[Blob]:
+    """Return the blobs that limit a layer's numbers: its inputs, or the boxes of a sort for its column of indices."""
+    boxes = sorted_indices(layer)
+    return layer.inputs if boxes is None else (boxes,)
+
+
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
     """Return the function from a layer's input ranges to its output range; None for layers without a rule."""
     if layer.type in _RULES:
         return _RULES[layer.type]
-    if (indices := sorted_indices(layer)) is not None:
-        return lambda layer, *inputs: of_numbers(indices)
     if layer.has(Trait.MOVES):
         return lambda layer, *inputs: union(*inputs[: 1 if layer.type in _SIZED else None])
     if layer.spec is not None and layer.spec.bounds is not None:
@@ -387,7 +391,8 @@ def _reduction(layer: Layer, x: Range) -> Range:
     if kind == Reduction.MEAN and layer["coeff"] == 1:
         return Range(x.low, x.high, nan, x.may_be_inf)
     never_negative = kind in _NEVER_NEGATIVE or (kind in _KEEPS_SIGN and x.low >= 0)
-    result = Range(may_be_nan=nan, may_be_inf=x.may_be_inf)
+    is_integer = kind == Reduction.SUM and layer["coeff"] == 1 and x.is_integer
+    result = Range(may_be_nan=nan, may_be_inf=x.may_be_inf, is_integer=is_integer)
     return result._replace(low=0.0) if never_negative and layer["coeff"] > 0 else result
 
 

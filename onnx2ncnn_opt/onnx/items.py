@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, product, substituted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.value import Constant, Item, NodeItems, SymbolicTensor, Tensor, TensorSequence
 
@@ -222,7 +222,9 @@ class Batch:
         A first axis that may be something else, such as a sequence, counts if the model `is_refused` otherwise.
         """
         # Below its `minimum`, a dimension leads to another net, so a batch of one item may be special.
-        if not (self._is_known or is_refused) or any(map(self.depends, minimum)):
+        counts: tuple[Dim, Dim] = 1, axis_index(0) + 1
+        limits = ([substituted(size, {self.name: count}) for count in counts] for size in minimum)
+        if not (self._is_known or is_refused) or not all(at_least(one - more, 0) for one, more in limits):
             return False
         try:
             self.outputs = {name: self._output(result) for name, result in outputs.items()}

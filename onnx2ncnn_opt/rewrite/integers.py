@@ -7,7 +7,7 @@ integers. fp16 holds integers exactly up to 2048, and positions in an image up t
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import Sample
-from onnx2ncnn_opt.ir.detections import sorted_rows
+from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
@@ -62,8 +62,8 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
             limit = f"{layer['threshold']:.9g}"
             cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
             _collect(layer.input, cones[layer], ranges, cones)
-        elif sorted_rows(layer) is not None:
-            cones |= dict.fromkeys(_around(layer, ranges), "it sorts numbers and their indices, or computes with these")
+        elif is_sort(layer):
+            _collect_around(layer, "it sorts numbers and their indices, or computes with these", ranges, cones)
     yield from cones.items()
 
 
@@ -102,8 +102,8 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
             pending += layer.inputs[:1] if layer.type == "GridSample" else layer.inputs
 
 
-def _around(sort: Layer, ranges: Ranges) -> Iterator[Layer]:
-    """Yield a sort, the layers that limit, pad and move its numbers, and those that compute with large indices."""
+def _collect_around(sort: Layer, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
+    """Add a sort, the layers that limit, count, pad and move its numbers, and those that compute with large indices."""
 
     def before(layer: Layer) -> Iterator[Layer]:
         for each in (blob.producer for blob in layer.inputs if layer.type != "Clip"):
@@ -115,8 +115,10 @@ def _around(sort: Layer, ranges: Ranges) -> Iterator[Layer]:
             if layer is sort or user.has(Trait.MOVES) or user.type in _CALCULATES:
                 yield user
 
-    yield from reached([sort], before)
-    yield from reached([sort], after)
+    steps = counting(sort)
+    for blob in (sort.inputs[0], *(blob for step in steps[:-1] for blob in step.inputs[1:])):
+        _collect(blob, reason, ranges, reasons)
+    reasons |= dict.fromkeys((*reached([sort], before), *steps, *reached([sort], after)), reason)
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:

@@ -6,11 +6,13 @@ from pathlib import Path
 import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.onnx.edit.editor import Editor
 from onnx2ncnn_opt.onnx.edit.model import read_model, to_bytes
 
-# Prefixes of the output of a TopK: the input for the net's indices, in one row; and the outputs with the scores at
-# these, with the scores that TopK finds, and with their indices. All scores follow, to say how large scores are.
+# Prefixes of the output of a TopK: the input for the net's indices, row by row; and the outputs with the scores at
+# these, with the scores that TopK finds, and with their indices, row by row. All scores follow, to say how large they
+# are.
 GIVEN, FOUND, BEST, OWN = (f"onnx2ncnn_opt.{name}." for name in ("given", "found", "best", "own"))
 
 
@@ -28,8 +30,14 @@ def with_order(model: Path | bytes, outputs: Collection[str], orders: Collection
         editor.place = node = nodes[order]
         best, own = editor.copy(node)
         given = onnx_ir.val(GIVEN + order, onnx_ir.DataType.INT64, ["numbers"])
-        indices = editor.node("Reshape", given, editor.node("Shape", own))
         axis, x = node.attributes.get_int("axis", -1), node.inputs[0]
+        assert x is not None
+        assert x.shape is not None
+        rank = x.shape.rank()
+        perm = [a for a in range(rank) if a != axis % rank] + [axis % rank]  # rows are along the last axis
+        own = editor.node("Transpose", own, perm=perm)
+        indices = editor.node("Reshape", given, editor.node("Shape", own))
+        indices = editor.node("Transpose", indices, perm=inverted(perm))
         found = editor.node("GatherElements", x, indices, axis=axis)
         scores, own_indices = node.outputs
         editor.replace(scores, found)

@@ -42,12 +42,13 @@ class NetOrder:
 
 def explained(report: OutputReport, sort: str, rows: Array, reference: Mapping[str, Array]) -> OutputReport:
     """Return the report on the scores of a net's rows, in which each index has to be there once; NaN is no score."""
-    name, items = f"the order of '{sort}'", rows[..., 2].reshape(-1, rows.shape[-2])
+    own = reference[OWN + sort]
+    name, items = f"the order of '{sort}'", rows[..., 2].reshape(-1, own.shape[-1])
     is_finite = np.isfinite(reference[BEST + sort].astype(np.float64)).all()
     if is_finite and any(np.unique(item).size < item.size for item in items):
         return replace(report, status="mismatch", message=f"{name} has an index twice")
     if report.message:
         return replace(report, message=f"{name} is wrong: its scores are {report.message}")
-    moved = int((items.reshape(-1) != reference[OWN + sort].reshape(-1)).sum())
+    moved = int((items.reshape(-1) != own.reshape(-1)).sum())
     text = f"{moved} of {items.size} rows have other places in {name}: scores are equal within rounding"
     return replace(report, message=text if moved else "")

@@ -57,8 +57,8 @@ def operators(conversion: Conversion) -> list[str]:
 
 TOP = "flat = Reshape <> (f, shape) shape = Constant <value_ints = [1, 256]> ()"
 FLAT = "s = Constant <value_ints = [1, -1]> ()  r = Reshape (f, s)  "
-BEST = FLAT.replace("[1, -1]", "[2, -1]") + "k = Constant <value_ints = [4]> ()  y, i = TopK (r, k)  "
-BOTH = "float[2,4] y, int64[2,4] i"
+BEST = FLAT.replace("[1, -1]", "[16, -1]") + "k = Constant <value_ints = [4]> ()  y, i = TopK (r, k)  "
+BOTH = "float[16,4] y, int64[16,4] i"
 
 
 def test_a_large_top_k_follows_the_net() -> None:
@@ -103,7 +103,7 @@ def test_the_option_tail(tail: str, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("body", "outputs", "reason"),
     [
-        (BEST.replace("[4]", "[400]"), BOTH, "k is 400, for an axis of 128 elements"),
+        (BEST.replace("[4]", "[400]"), BOTH, "k is 400, for an axis of 16 elements"),
         (
             "e = Constant <value_floats = [1.0, 2.0, 3.0]> ()  z = Add (f, e)  y = NonZero (z)",
             "int64[4,n] y",
@@ -394,9 +394,10 @@ def test_sizes_of_the_input_in_the_tail(tmp_path: Path) -> None:
 
 
 def test_an_input_of_the_tail_alone(tmp_path: Path) -> None:
-    data = model(BEST + "z = Mul (y, scale)", "float[1,3,8,8] x, float[1,1] scale", "float[1,4] z")
+    data = model(BEST + "z = Mul (y, scale)", "float[1,3,8,8] x, float[1,1] scale", "float[16,4] z")
     converted(data).save(tmp_path / "net")
-    x, scale = np.ones((1, 3, 8, 8), np.float32), np.full((1, 1), 3, np.float32)
+    x, scale = np.zeros((1, 3, 8, 8), np.float32), np.full((1, 1), 3, np.float32)
+    x[0, 1, 4, 4] = 1  # the convolution gives its weights
     with Net(tmp_path / "net") as net:
         assert [entry.name for entry in net.inputs] == ["x", "scale"]
         found = net.run({"x": x, "scale": scale})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.ir.detections import counting
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -21,17 +22,19 @@ WEIGHTS: dict[str, Any] = {
     "to_box": RNG.standard_normal((8, 4)).astype(np.float32),
     "bias": RNG.standard_normal((64, 1)).astype(np.float32),
     "few": np.float32(2.0**-20),
+    "low": np.float32(0.5),
 }
-MODEL = """(float[1,64,8] x) => (float[1,16,1] v, float[1,16,4] y) <int64[1] k = {16}, int64[3] sizes = {1, 16, 4}> {
+MODEL = """(float[ROWS,64,8] x) => (float[ROWS,16,1] v, float[ROWS,16,4] y)
+    <int64[1] k = {16}, int64[3] sizes = {ROWS, 16, 4}> {
     logit = MatMul(x, to_score) SCORE v, i = TopK<axis = 1>(s, k)
     box = MatMul(x, to_box) wide = Expand(i, sizes) y = GatherElements<axis = 1>(box, wide) }"""
 APART, NEAR = "s = Add(logit, bias)", "small = Mul(logit, few) s = Sigmoid(small)"
+TIES = "apart = Add(logit, bias) s = Min(apart, low)"
 
 
-def net(score: str) -> Conversion:
-    conversion = lower(parsed(MODEL.replace("SCORE", score), **WEIGHTS))
+def net(score: str, rows: int = 1) -> Conversion:
+    conversion = lower(parsed(MODEL.replace("SCORE", score).replace("ROWS", str(rows)), **WEIGHTS), tail="never")
     assert "DetectionOutput" in types(conversion)
-    assert conversion.tail is None
     return conversion
 
 
@@ -40,9 +43,11 @@ def reports(conversion: Conversion, worker: NcnnWorker, mode: str = "fp32") -> l
 
 
 @pytest.mark.parametrize("mode", ["fp32", "fp16"])
-@pytest.mark.parametrize(("score", "is_moved"), [(APART, False), (NEAR, True)])
-def test_rows_of_equal_scores_may_have_other_places(score: str, is_moved: bool, mode: str, device: NcnnWorker) -> None:
-    rows = reports(net(score), device, mode)
+@pytest.mark.parametrize(("score", "count", "is_moved"), [(APART, 1, False), (NEAR, 1, True), (NEAR, 3, True)])
+def test_rows_of_equal_scores_may_have_other_places(
+    score: str, count: int, is_moved: bool, mode: str, device: NcnnWorker
+) -> None:
+    rows = reports(net(score, count), device, mode)
     assert [row.status for row in rows] == ["ok", "ok"]
     assert "decided" not in {row.rule for row in rows}
     if is_moved:
@@ -125,3 +130,59 @@ def test_a_wrong_order_is_refused(fault: Callable[[Graph], None], message: str, 
     rows = reports(conversion, worker, mode)
     assert "mismatch" in {row.status for row in rows}
     assert any(message in row.message for row in rows), [row.message for row in rows]
+
+
+def exchanged_rows(graph: Graph) -> None:
+    """Give the first row the order of the second."""
+    joined = next(layer for layer in graph if layer.type == "Concat" and layer.inputs[0].producer is not None)
+    joined.inputs = (joined.inputs[1], joined.inputs[0], *joined.inputs[2:])
+
+
+def without_offset(graph: Graph) -> None:
+    """Sort the numbers of all rows together."""
+    changed(counted(graph), "bias_data", np.zeros_like)
+
+
+def last_of_equal(graph: Graph) -> None:
+    """Put equal numbers in the opposite order."""
+    changed(counted(graph), "bias_data", np.negative)
+
+
+def without_count(graph: Graph) -> None:
+    """Sort the numbers by their indices alone."""
+    changed(counted(graph), "scale_data", np.zeros_like)
+
+
+def counted(graph: Graph) -> Layer:
+    """Return the last layer that makes a number of an element's row, its index, and the count of larger elements."""
+    steps = (counting(layer) for layer in graph if layer.type == "DetectionOutput")
+    return next(step for steps_of in steps for step in steps_of if step.type == "Scale")
+
+
+@pytest.mark.parametrize(
+    ("fault", "score", "rows", "message"),
+    [
+        (exchanged_rows, APART, 3, "the order of 'i' is wrong"),
+        (wrong_boxes, APART, 3, "the order of 'i' is wrong"),
+        (twice, APART, 3, "the order of 'i'"),
+        (without_offset, TIES, 3, "off by"),
+        (last_of_equal, TIES, 1, "off by"),
+        (without_count, TIES, 1, "off by"),
+        (twice, TIES, 1, "off by"),
+    ],
+)
+def test_a_wrong_order_of_several_or_equal_rows_is_refused(
+    fault: Callable[[Graph], None], score: str, rows: int, message: str, worker: NcnnWorker
+) -> None:
+    conversion = net(score, rows)
+    fault(conversion.graph)
+    found = reports(conversion, worker)
+    assert any(message in row.message for row in found if row.status == "mismatch"), found
+
+
+@pytest.mark.parametrize("mode", ["fp32", "fp16"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_often_equal_numbers_are_in_the_order_of_the_model(rows: int, mode: str, device: NcnnWorker) -> None:
+    conversion = net(TIES, rows)
+    assert not conversion.manifest().sorts
+    assert [row.status for row in reports(conversion, device, mode)] == ["ok", "ok"]

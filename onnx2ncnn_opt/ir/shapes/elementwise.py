@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 
-from onnx2ncnn_opt.ir.detections import DETECTORS, sorted_rows
+from onnx2ncnn_opt.ir.detections import DETECTORS, is_sort
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -62,8 +62,8 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
 @shape_of(*sorted(DETECTORS), unknown_inputs=True)
 def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
     """Return None for every output: the shapes depend on the data, except of a sort."""
-    rows = sorted_rows(layer)
-    return [None if rows is None else (rows, 6)] * len(layer.outputs)
+    scores = inputs[1] if is_sort(layer) else None
+    return [None if scores is None else ((scores[-2] - 1) * layer["nms_top_k"], 6)] * len(layer.outputs)
 
 
 @shape_of(*_PER_SLICE)

@@ -58,6 +58,12 @@ def inferred_outputs(node: onnx_ir.Node, operands: NodeItems, opsets: Mapping[st
         types = inferred_types(onnx_ir.serde.serialize_node(node), opsets.get("", 1), operands)
     except onnx_ir.serde.SerdeError:  # an attribute without a type
         return unknown
+    x, k = given[0], given[-1]
+    if node.op_type == "TopK" and isinstance(x, Tensor) and isinstance(k, Constant) and types[0] is not None:
+        shape = list(x.shape)  # ONNX infers none if the axis is of dynamic size
+        shape[node.attributes.get_int("axis", -1)] = k.array.item()
+        dtypes = x.dtype, held_as_float(np.dtype(np.int64))
+        return [(tuple(shape), dtype) if k.array > 0 else None for dtype in dtypes]
     return [None if type is None else _read(type, sizes) for type in types]
 
 

@@ -3,22 +3,20 @@
 ncnn has none of them. The index of the first 0 in a row of 0 and 1 is the minimum of ``i + n * row[i]``. As in
 comparisons, numbers closer to each other than the smallest normal float32 are equal.
 
-DetectionOutput sorts one row, equal numbers in any order. Elsewhere, for a small k, layers find the numbers in rounds:
-each round picks the first of the largest numbers and removes it. For a larger k, they compute each element's rank: the
-number of larger elements, and of equal elements to its left. For an axis of n elements that is n * n comparisons.
+DetectionOutput sorts, and returns equal numbers in any order. Where these are not rare, a second one sorts numbers that
+are never equal.
 
 The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or the smallest numbers. In a row with
 NaN an index may occur twice, but every index is valid.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
 from onnx2ncnn_opt.ir.detections import LOWEST, SORT
-from onnx2ncnn_opt.ir.dim import exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, axis_index, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
 from onnx2ncnn_opt.ir.permute import inverted
@@ -27,21 +25,20 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elements
-from onnx2ncnn_opt.onnx.lower.functional.logic import between
+from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elements, numbers_of
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Ints, SymbolicTensor, Tensor, Value, held_as_float
 
-_MOST_COMPARISONS = 2**24
-_MOST_ROUNDS = 128  # nine layers each
+_MOST_COMPARISONS = 2**24  # also the largest integer that float32 tells from its neighbours
+_FEW_COMPARISONS = 2**18
 _LARGEST_INDEX = 2**20
-_SCALE = 4  # dividing by it makes room for infinite and removed numbers
+_FEW_ROWS, _MOST_ROWS = 8, 128  # that are sorted one by one: if few comparisons replace that, and if not
+_SCALE = 4  # dividing by it makes room for infinite numbers
 _SUMS = HALF_WEIGHTS | {"MatMul"}
 _SMOOTH = frozenset({"GridSample", "Reduction", "Sigmoid", "Softmax"})
 _SMOOTH_CODES = BinaryOp.MUL, BinaryOp.DIV, UnaryOp.EXP, UnaryOp.LOG, UnaryOp.SQRT, UnaryOp.TANH
@@ -74,7 +71,7 @@ def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 
 @onnx_op("TopK", jumps=True, items=items.along(-1), folds=True)
 def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Value, ...]:
-    """ReduceMax and ArgMax for k = 1; DetectionOutput for one row of sums, as scores are; else rounds, or all pairs."""
+    """ReduceMax and ArgMax for k = 1, else DetectionOutput; a second one puts numbers in order that are often equal."""
     return top_k10(im, x, (k,), axis=axis)
 
 
@@ -83,40 +80,26 @@ def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Val
 def top_k10(
     im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:
-    """ReduceMax and ArgMax for k = 1; DetectionOutput for one row of sums, as scores are; else rounds, or all pairs."""
+    """ReduceMax and ArgMax for k = 1, else DetectionOutput; a second one puts numbers in order that are often equal."""
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
     if isinstance(size, int) and count > size:
         raise im.invalid(f"k is {count}, for an axis of {size} elements")
     if count < 1:
         raise im.refuse(f"k is {count}", "ask for 1 up to as many as there are")
+    order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
-        order = x if largest else im.apply(x, UnaryOp.NEG)
         return reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1), arg_max(im, order, axis=axis)
-    (size,) = im.fixed((size,), "the axis is dynamic")
     if not sorted:
         raise im.refuse("sorted is 0: ONNX leaves the order undefined", "export it with sorted=True")
-    rows = exact_div(product(x.shape), size)
-    is_small = rows == 1 and size <= _LARGEST_INDEX and count**2 <= _MOST_COMPARISONS
-    if is_small and im.range_of(x).within(LOWEST, -LOWEST) and _are_ties_chance(x.blob):
-        return _as_boxes(im, x, axis, size, count, largest=bool(largest))
-    order = x if largest else im.apply(x, UnaryOp.NEG)
-    comparisons = rows * size**2 if isinstance(rows, int) else math.inf
-    is_possible = comparisons <= _MOST_COMPARISONS
-    # The times are measured nanoseconds. Less than half, because rounds are more layers.
-    are_rounds_better = 2 * count * (3500 + 5 * comparisons / size) < 20_000 + comparisons
-    if are_rounds_better if is_possible else count <= _MOST_ROUNDS:
-        return _in_rounds(im, x, order, axis, size, count)
-    if not isinstance(rows, int) or not is_possible:
-        reason = f"{rows} rows of {size} numbers: too many to compare all with all"
-        raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
+    im.demand(size - count, 0)
     perm = [a for a in range(x.rank) if a != axis] + [axis]
-    flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
-    indices = _of_rank(im, _ranks(im, im.tensor(ordered), size), size, count)
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), inverted(perm)
-    numbers = im.tensor(gather_elements(im, flat, indices, axis=1))
-    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (numbers, indices))
-    return values, places.of_type(_INDEX)
+    rows = im.tensor(im.reshape(order.transpose(perm), (product(shape[:-1]), size)))
+    results = _sorted(im, rows, count, in_any_order=_are_ties_chance(x.blob))
+    values, indices = (im.tensor(im.reshape(y, shape)).transpose(back) for y in results)
+    values = values if largest else im.apply(values, UnaryOp.NEG)
+    return values.of_type(x.dtype), indices.of_type(_INDEX)
 
 
 def _are_ties_chance(blob: Blob) -> bool:
@@ -138,69 +121,69 @@ def _are_ties_chance(blob: Blob) -> bool:
     return all(layer is not None and layer.type in _SUMS for layer in ends)
 
 
-def _as_boxes(im: ImportContext, x: Tensor, axis: int, size: int, count: int, *, largest: bool) -> tuple[Value, ...]:
-    """Return the first of the boxes that DetectionOutput sorts by their scores; box i begins at i.
+def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> tuple[Tensor, Tensor]:
+    """Return the largest numbers of each row, and their indices; equal numbers `in_any_order`, or by index.
 
-    It omits NaN, so `count` lower numbers with the last index follow the row: there are always `count` boxes.
+    One DetectionOutput sorts one row; equal numbers in any order. It sorts any number of rows of numbers that are never
+    equal, if those of the first row are the largest ones: ``-n * (larger numbers in the row) - index - offset``.
     """
-    ordered = x if largest else im.apply(x, UnaryOp.NEG)
-    row = im.wrap(im.mat(im.reshape(ordered, (size,)), [[], [0]]), (1, size), [[0], [1]])
-    # A row of scores of the background, and a row of those of the only class.
-    scores = im.layer("Padding", im.mat(row, [[0], [1]]), top=1, right=count, value=LOWEST)
-    left = np.minimum(np.arange(size + count), size - 1)
-    boxes = im.memory(np.stack([left, 0 * left, left + 0.5, 0 * left + 1], 1))
-    found = im.layer("DetectionOutput", boxes, scores, boxes, nms_top_k=count, keep_top_k=count, **SORT)
-    columns = im.wrap(found, (count, 6), [[0], [1]])
-    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    values, indices = (im.tensor(im.reshape(crop(im, columns, 1, at, at + 1), shape)) for at in (1, 2))
-    values = values if largest else im.apply(values, UnaryOp.NEG)
-    return values.of_type(x.dtype), indices.of_type(_INDEX)
+    rows, size = x.shape
+    is_short = isinstance(size, int) and isinstance(rows, int) and rows * size**2 <= _FEW_COMPARISONS
+    boxes, compared = _boxes(im, size, count), x
+    if isinstance(rows, int) and rows <= _MOST_ROWS and (not is_short or (in_any_order and rows <= _FEW_ROWS)):
+        _limit(im, x, size, _LARGEST_INDEX)
+        _limit(im, x, rows * count**2, _MOST_COMPARISONS)
+        is_scaled = not im.range_of(x).within(LOWEST, -LOWEST)
+        if is_scaled:  # a quarter of each number is exact, and leaves room for infinity above the others
+            quarter = im.apply(x, BinaryOp.MUL, 1 / _SCALE)
+            x = im.unary(quarter, "Clip", min=-1.5 / _SCALE * FLT_MAX, max=1.5 / _SCALE * FLT_MAX)
+        compared, indices = _first_boxes(im, x, boxes, count, by_row=True)
+        values = im.apply(compared, BinaryOp.MUL, _SCALE) if is_scaled else compared
+        if in_any_order:
+            return values, indices
+    span = size * (compared.shape[1] + 1)
+    _limit(im, x, rows * span, _MOST_COMPARISONS)
+    difference = binary(im, BinaryOp.SUB, unsqueeze(im, compared, (1,)), unsqueeze(im, x, (2,)))
+    larger = reduce(im, im.unary(difference, "Threshold", threshold=0.0), "ReduceSum", (2,), 0)
+    order: Value = binary(im, BinaryOp.MUL, larger, numbers_of(im, -size))
+    for shape, cell in (((1, size), axis_index(0)), ((rows, 1), axis_index(1) * span)):
+        offset = im.tensor(SymbolicTensor(np.array([[cell]], object), shape, np.dtype(np.float32)))
+        order = binary(im, BinaryOp.SUB, order, offset) if shape != (1, 1) else order
+    _, indices = _first_boxes(im, im.tensor(order), boxes, count, by_row=False)
+    return (im.tensor(gather_elements(im, x, indices, axis=1)) if compared is x else values), indices
 
 
-def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int, count: int) -> tuple[Value, ...]:
-    """Return the first of the largest numbers, then the first of the largest remaining numbers, and so on.
+def _boxes(im: ImportContext, size: Dim, count: int) -> Blob:
+    """Return boxes that begin at 0, 1, 2, ..., and `count` times the last one again; none is empty."""
+    if isinstance(size, int):
+        index = np.minimum(np.arange(size + count, dtype=np.float32), size - 1)
+        return im.memory(np.stack([index, index, index + 1, index + 1], 1))
+    [text], others = im.size_expressions([(4, size)])
+    step = im.memory(np.array([[[1, 1, 2, 2]]], np.float32))
+    steps = im.layer("Interp", step, *others, resize_type=Interp.NEAREST, size_expr=text)
+    boxes = im.layer("BinaryOp", im.layer("CumulativeSum", steps, axis=1), op_type=BinaryOp.ADD, with_scalar=1, b=-1.0)
+    return im.layer("Padding", boxes, bottom=count, type=Padding.REPLICATE)
 
-    Infinite numbers become finite, because their difference is NaN. A quarter of each number is exact; it leaves room
-    for infinity above the others, and for removed numbers below them.
+
+def _first_boxes(im: ImportContext, x: Tensor, boxes: Blob, count: int, *, by_row: bool) -> tuple[Tensor, Tensor]:
+    """Return the scores and the indices of the boxes that DetectionOutput sorts by their scores.
+
+    It omits NaN, so `count` lower numbers with the last index follow each row: there are always `count` boxes.
     """
-    quarter = im.apply(order, BinaryOp.MUL, 1 / _SCALE)
-    remaining = im.unary(quarter, "Clip", min=-1.5 / _SCALE * FLT_MAX, max=1.5 / _SCALE * FLT_MAX)
-    from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
-    numbers, from_ends = [], []
-    for step in range(count):
-        largest = reduce(im, remaining, "ReduceMax", (axis,), 1)
-        is_largest = im.unary(binary(im, BinaryOp.SUB, remaining, largest), "Threshold", threshold=-FLT_MIN)
-        marked = binary(im, BinaryOp.MUL, is_largest, from_end)
-        first = reduce(im, marked, "ReduceMax", (axis,), 1)
-        numbers.append(largest)
-        from_ends.append(first)
-        if step < count - 1:
-            # 0 at the first largest number, -1 or less elsewhere.
-            others = binary(im, BinaryOp.SUB, marked, first)
-            limit = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
-            remaining = binary(im, BinaryOp.MIN, remaining, limit)
-    sign = 1 if order is x else -1
-    values = im.apply(concat(im, *numbers, axis=axis), BinaryOp.MUL, sign * _SCALE)
-    # No number equals NaN, so `first` may be 0 in a row with NaN.
-    places = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
-    indices = im.apply(places, BinaryOp.RSUB, float(size))
-    return values.of_type(x.dtype), indices.of_type(_INDEX)
+    rows = x.shape[0]
+    parts = rows if by_row and isinstance(rows, int) and rows > 1 else 0
+    # A row of scores of the background, and then those of a class in each row.
+    scores = im.layer("Padding", im.mat(x, [[0], *[()] * min(parts, 1), [1]]), top=1, right=count, value=LOWEST)
+    split = im.layers("Slice", scores, outputs=parts, slices=(1,) * parts, axis=0) if parts else (scores,)
+    found = [im.layer("DetectionOutput", boxes, each, boxes, nms_top_k=count, **SORT) for each in split]
+    columns = im.wrap(im.layer("Concat", *found, axis=0) if parts else found[0], (rows * count, 6), [[0], [1]])
+    numbers, indices = (im.reshape(crop(im, columns, 1, at, at + 1), (rows, count)) for at in (1, 2))
+    return im.tensor(numbers), as_indices(im, indices)
 
 
-def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
-    """Return the rank of each number in its row."""
-    difference = binary(im, BinaryOp.SUB, unsqueeze(im, x, (1,)), unsqueeze(im, x, (2,)))
-    # The rank is the index, plus the larger numbers to the right, minus the smaller numbers to the left.
-    side = Constant(np.sign(np.arange(size) - np.arange(size)[:, None]).astype(np.float32))
-    is_misplaced = im.unary(binary(im, BinaryOp.MUL, difference, side), "Threshold", threshold=0.0)
-    correction = reduce(im, binary(im, BinaryOp.MUL, is_misplaced, side), "ReduceSum", (2,), 0)
-    return binary(im, BinaryOp.ADD, correction, Constant(np.arange(size, dtype=np.float32)))
-
-
-def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
-    """Return the index of each of the first `count` ranks in each row."""
-    row = unsqueeze(im, ranks, (1,))
-    distance = binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None]))
-    own = Constant(np.arange(size, dtype=np.float32))
-    index = binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own)
-    return as_indices(im, reduce(im, index, "ReduceMax", (2,), 0))  # two elements in a row with NaN may have one rank
+def _limit(im: ImportContext, x: Tensor, amount: Dim, most: int) -> None:
+    """Refuse to sort if a number of elements or comparisons is too large; demand it of dynamic sizes."""
+    if isinstance(amount, int) and amount > most:
+        reason = f"{x.shape[0]} rows of {x.shape[1]} numbers: too many to compare all with all"
+        raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
+    im.demand(most - amount, 0)

@@ -24,6 +24,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, TO_END, crop, from_front, pick, resized
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import number_of
 from onnx2ncnn_opt.onnx.value import (
     Constant,
     Operand,
@@ -81,7 +82,9 @@ def _sampled(
     targets = nonnegative_indices(im, indices, size)
     _check_size(im, *(1 if isinstance(count, Sym) else count for count in (size, rows)))
     if isinstance(size, Sym):
-        share = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), numbers_of(im, size))
+        centres = im.apply(targets, BinaryOp.ADD, 0.5)
+        whole = numbers_of(im, size) if len(size.terms) == 1 else number_of(im, size)
+        share = binary(im, BinaryOp.DIV, centres, whole)
         return pixels(im, image, _grid(im, im.mat(share, dims), 2.0, -1.0, rows))
     return pixels(im, image, _grid(im, im.mat(targets, dims), 2 / size, 1 / size - 1, rows))
 

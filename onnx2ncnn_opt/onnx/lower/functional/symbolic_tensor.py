@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import LARGEST_EXACT
 from onnx2ncnn_opt.onnx.lower.functional.division import floored
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
@@ -39,8 +39,8 @@ def _sum(im: ImportContext, x: SymbolicTensor, copies: int) -> Value:
     for term, k in terms[1:]:
         is_less = (k < 0).all()
         part = _term(im, x, term, -k if is_less else k, copies, first)
-        total = binary(im, BinaryOp.SUB if is_less else BinaryOp.ADD, total, part)
-    return binary(im, BinaryOp.ADD, total, _constant(im, constant, whole=True)) if constant.any() else total
+        total = arithmetic(im, BinaryOp.SUB if is_less else BinaryOp.ADD, total, part)
+    return arithmetic(im, BinaryOp.ADD, total, _constant(im, constant, whole=True)) if constant.any() else total
 
 
 def _term(im: ImportContext, x: SymbolicTensor, factors: _Factors, k: Array, copies: int, first: int) -> Value:
@@ -48,7 +48,7 @@ def _term(im: ImportContext, x: SymbolicTensor, factors: _Factors, k: Array, cop
     parts: list[Value] = [_factor(im, x, factor, copies, first) for factor in factors]
     if not parts or (k != 1).any():
         parts.append(coefficients)
-    return reduce(partial(binary, im, BinaryOp.MUL), parts)
+    return reduce(partial(arithmetic, im, BinaryOp.MUL), parts)
 
 
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
@@ -70,7 +70,7 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call, copies: in
         if factor.operator == "//":
             return floored(im, a, b)
         return binary(im, BinaryOp.MIN if factor.operator == "min" else BinaryOp.MAX, a, b)
-    return _number(im, size)
+    return number_of(im, size)
 
 
 def arange(im: ImportContext, size: Dim, axis: int, rank: int, copies: int = 1, first: int = 0) -> Value:
@@ -86,7 +86,7 @@ def arange(im: ImportContext, size: Dim, axis: int, rank: int, copies: int = 1, 
     return indices.viewed(indices.view.with_axes(axes))
 
 
-def _number(im: ImportContext, size: Sym) -> Tensor:
+def number_of(im: ImportContext, size: Sym) -> Tensor:
     """Return a dynamic size as a scalar tensor: the sum of a row of ones of this length."""
     if not at_least(size, 0):
         raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
