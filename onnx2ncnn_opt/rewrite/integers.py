@@ -6,7 +6,7 @@ integers. fp16 holds integers exactly up to 2048, and positions in an image up t
 
 from collections.abc import Collection, Iterator
 
-from onnx2ncnn_opt.ir.codes import Sample
+from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
 from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -105,9 +105,13 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
 def _collect_around(sort: Layer, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
     """Add a sort, the layers that limit, count, pad and move its numbers, and those that compute with large indices."""
 
+    steps = counting(sort)
+
     def before(layer: Layer) -> Iterator[Layer]:
-        for each in (blob.producer for blob in layer.inputs if layer.type != "Clip"):
-            if each and (each.type in ("Clip", "Padding") or (each.has(Trait.MOVES) and each.type != "DeepCopy")):
+        for each in (blob.producer for blob in layer.inputs if layer.type != "BinaryOp" or layer in steps):
+            if each and layer.type == "Clip":
+                yield from [each] if each.computes(BinaryOp.MUL) else ()  # a quarter of each number
+            elif each and (each.type in ("Clip", "Padding") or (each.has(Trait.MOVES) and each.type != "DeepCopy")):
                 yield each  # a DeepCopy is a cast
 
     def after(layer: Layer) -> Iterator[Layer]:
@@ -115,10 +119,9 @@ def _collect_around(sort: Layer, reason: str, ranges: Ranges, reasons: dict[Laye
             if layer is sort or user.has(Trait.MOVES) or user.type in _CALCULATES:
                 yield user
 
-    steps = counting(sort)
     for blob in (sort.inputs[0], *(blob for step in steps[:-1] for blob in step.inputs[1:])):
         _collect(blob, reason, ranges, reasons)
-    reasons |= dict.fromkeys((*reached([sort], before), *steps, *reached([sort], after)), reason)
+    reasons |= dict.fromkeys((*reached([sort, *steps], before), *reached([sort], after)), reason)
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:

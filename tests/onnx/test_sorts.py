@@ -124,6 +124,15 @@ def test_forms(form: str, mode: str, device: NcnnWorker, tmp_path: Path) -> None
         np.testing.assert_array_equal(array, right)
 
 
+def test_fp16_sorts_inputs_as_they_are(device: NcnnWorker, tmp_path: Path) -> None:
+    """It would round many of them to equal numbers."""
+    for shape in ((3, 700), (9, 30)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        graph = topk(",".join(map(str, shape)), f"{shape[0]},20", 20, "axis = 1")
+        (_, found), (_, wanted) = outputs(graph, x, device, "fp16", tmp_path)
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_infinite_numbers(device: NcnnWorker, tmp_path: Path) -> None:
     for shape in ((1, 600), (3, 20)):
         x = np.random.default_rng(0).choice([-np.inf, -3e38, 0, 1e-3, 3e38, np.inf], shape).astype(np.float32)
