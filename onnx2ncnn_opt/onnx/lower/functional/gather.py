@@ -83,7 +83,8 @@ def _sampled(
     _check_size(im, *(1 if isinstance(count, Sym) else count for count in (size, rows)))
     if isinstance(size, Sym):
         centres = im.apply(targets, BinaryOp.ADD, 0.5)
-        whole = number_of(im, size) if sum(map(bool, size.terms)) > 1 else numbers_of(im, size)
+        is_sum = sum(map(bool, size.terms)) > 1 and at_least(size, 0)  # of which a row of ones is shorter
+        whole = number_of(im, size) if is_sum else numbers_of(im, size)
         share = binary(im, BinaryOp.DIV, centres, whole)
         return pixels(im, image, _grid(im, im.mat(share, dims), 2.0, -1.0, rows))
     return pixels(im, image, _grid(im, im.mat(targets, dims), 2 / size, 1 / size - 1, rows))
