@@ -105,6 +105,9 @@ class _ErrorWriter(Editor):
         first, dtype = (node.inputs[0], node.inputs[0].dtype) if node.inputs and node.inputs[0] else (None, None)
         if first is not None and dtype in _FLOATS and traits.errors in ("input", "gates") and inputs[0] is first:
             inputs[0] = self._perturb(first, dtype, _CANCELLED_ERROR)
+        grid = inputs[1] if node.op_type == "GridSample" else None
+        if grid is not None and grid is node.inputs[1] and dtype in _FLOATS:
+            inputs[1] = self._perturb(grid, dtype)  # the coordinates in pixels are rounded, too
         operands, dtype_out = inputs, node.outputs[0].dtype
         if node.op_type == "Cast" and dtype in _FLOATS and dtype_out in _INTEGERS:
             operands = [self._defined(inputs[0], dtype, dtype_out)]

@@ -140,6 +140,13 @@ def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     assert [row.message for row in lower(parsed(graph)).verify().rows if row.status != "ok"] == []
 
 
+def test_reflected_pixels_move_with_their_coordinates() -> None:
+    """A coordinate far outside an image is divided and folded; its last bits are whole parts of a pixel."""
+    node = 'GridSample<mode = "bilinear", padding_mode = "reflection">(x, grid)'
+    graph = f"(float[1,3,16,24] x, float[1,8,10,2] grid) => (float[M,N,P,Q] y) {{ y = {node} }}"
+    assert [row.message for row in lower(parsed(graph, 16)).verify().rows if row.status != "ok"] == []
+
+
 def test_nearly_equal_probabilities_decide_in_any_direction() -> None:
     """ONNX Runtime's Sigmoid is 0 for -47 and for -69; others make a difference, or none near 1."""
     graph = "(float[3,2] x) => (int64[3] y) { a = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(a) }"
