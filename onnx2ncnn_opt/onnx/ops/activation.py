@@ -99,6 +99,8 @@ def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 @onnx_op("PRelu", batch=0, axes="each", folds=True)
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
+    if isinstance(slope, Constant):
+        slope = Constant(_equal_slices_once(slope.array))
     # The slope broadcasts to x, aligned to the right; for a PReLU layer only the channel axis may be longer than 1.
     shape = (1,) * (x.rank - slope.rank) + slope.shape
     if isinstance(slope, Constant) and slope.array.size == 1:
@@ -110,6 +112,14 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
         return im.wrap(blob, x.shape, dims, [0])
     negative = im.apply(x, BinaryOp.MIN, 0.0)
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
+
+
+def _equal_slices_once(array: Array) -> Array:
+    """Return an array with a size of 1 along the axes whose slices are equal: exporters expand slopes."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis)
+        array = first if (array == first).all() else array
+    return array
 
 
 @onnx_op("Elu", axes="each", folds=True, errors="one")
