@@ -9,6 +9,7 @@ import pytest
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.verification.options import Verification
 from testing import present
 from testing.decoders import MODEL, model_of
 
@@ -183,9 +184,15 @@ STATIC: Pairs = (
 )
 
 
-def test_a_cache_of_static_length_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="ScatterND 'ks': the operand has dynamic dimensions"):
-        lower(model_of(changed(*STATIC)))
+def test_a_cache_of_static_length_is_an_input() -> None:
+    """The model writes rows at given positions; the caller gives the cache, as to ONNX Runtime."""
+    conversion = lower(model_of(changed(*STATIC)))
+    assert not any(entry.cache for entry in conversion.manifest().inputs)
+    random = np.random.default_rng(0)
+    past = {name: random.standard_normal((1, 1, 32, 8)).astype(np.float32) for name in ("past_key", "past_value")}
+    tokens = {"input_ids": [[5, 2, 9]], "position_ids": [[7, 3, 31]], "attention_mask": [[1] * 32]}
+    feeds = past | {name: np.array(numbers) for name, numbers in tokens.items()}
+    assert conversion.verify(Verification(feeds=feeds)).ok
 
 
 STATE: Pairs = (

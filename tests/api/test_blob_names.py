@@ -121,5 +121,5 @@ def test_names_of_pnnx_in_an_int8_net(tmp_path: Path, worker: NcnnWorker) -> Non
 
 
 def test_inner_values_before_a_tail_are_no_outputs_of_the_model() -> None:
-    path = ROOT / "fixtures" / "heads" / "yolov10-nhw.ts.onnx"
+    path = ROOT / "fixtures" / "heads" / "yolo26-nhw.ts.onnx"
     assert [entry.blob for entry in lower(path, blob_names="pnnx").manifest().outputs] == ["tail0"]
