@@ -186,11 +186,12 @@ class _ErrorWriter(Editor):
     def _sigmoid(self, x: Operand, rounded: onnx_ir.Value) -> onnx_ir.Value:
         """Return a sigmoid in place of ONNX Runtime's `rounded` one, which cancels digits near 1, and is 0 for -18.
 
-        It is never 0, like ncnn's: a Ceil after it makes 1 of any positive number.
+        In the run with a positive shared error it is never 0: ncnn's may be positive, and a Ceil makes 1 of that.
         """
+        least = self.node("Mul", self.node("Cast", self.shared, to=DataType.DOUBLE), np.array(_TINY))
         power = self.node("Exp", self.node("Neg", self.node("Cast", x, to=DataType.DOUBLE)))
         quotient = self.node("Reciprocal", self.node("Add", power, np.array(1.0)))
-        result = self.node("Cast", self.node("Max", quotient, np.array(_TINY)), to=rounded.dtype)
+        result = self.node("Cast", self.node("Max", quotient, least), to=rounded.dtype)
         result.type, result.shape = rounded.type, rounded.shape
         return result
 
