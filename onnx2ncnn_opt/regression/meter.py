@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from onnx2ncnn_opt.outputs import Latency
-from onnx2ncnn_opt.runtime.base import Feed, Fetch, Step
+from onnx2ncnn_opt.runtime.base import Feed, Step
 from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target
@@ -64,6 +64,6 @@ class Meter:
         """Return the bytes that a new process needs to load the net and to run it once."""
         with NcnnWorker(self.target) as worker:
             before = worker.memory(restart=True)
-            self.runner(net.param, net.bin, worker).extract(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
+            self.runner(net.param, net.bin, worker).time(net.feeds, net.outputs, 0.0)
             after = worker.memory()
         return None if before is None or after is None else after - before

@@ -235,6 +235,13 @@ def test_times_of_blobs_and_of_a_run(tmp_path: Path, worker: NcnnWorker) -> None
     assert runner.time_blobs({"x": X}, []).blobs == ()
 
 
+def test_a_net_without_a_result_has_no_time(tmp_path: Path, worker: NcnnWorker) -> None:
+    """Only what follows a selection of boxes may have none."""
+    runner = runner_of(tmp_path, worker, "Input in 0 1 x", "Crop c 1 1 x y 0=99 3=2")
+    with pytest.raises(RunError, match="extract returned -100"):
+        runner.time({"x": X}, ["y"], 0.0)
+
+
 def test_an_outdated_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     major, *rest = version("ncnn").split(".")
     newer = ".".join([major, *rest[:-1], str(int(rest[-1]) + 1)])
