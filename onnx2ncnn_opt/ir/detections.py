@@ -13,10 +13,11 @@ DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yo
 _COUNTING = frozenset({"BinaryOp", "DeepCopy", "Dropout", "Reduction", "Reshape", "Scale", "Threshold"})
 # A DetectionOutput sorts if its scores end in numbers that pass the threshold, and if no box removes another.
 LOWEST = -2e38
-NO_VARIANCES = dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)
-SORT: dict[str, Any] = {"num_class": -233, "nms_threshold": 1.5, "confidence_threshold": -3e38}
-SORT |= NO_VARIANCES  # -233: the scores say how many classes there are
-SORT["keep_top_k"] = 2**31 - 1  # all that nms_top_k leaves of each row
+ALL = 2**31 - 1
+# The scores say how many classes there are, and the prior boxes are taken as they are.
+OF_BOXES: dict[str, Any] = {"num_class": -233, **dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)}
+SORT = {**OF_BOXES, "nms_threshold": 1.5, "confidence_threshold": -3e38}
+SORT["keep_top_k"] = ALL  # that nms_top_k leaves of each row
 
 
 def _before_sort(layer: Layer) -> Layer | None:
@@ -65,7 +66,12 @@ def decisive(layer: Layer) -> tuple[Blob, ...]:
         steps = counting(layer)
         return steps[-1].inputs if steps else sorting.inputs
     padding = layer.inputs[1].producer if layer.type == "DetectionOutput" else None
-    if padding is None or padding.type != "Padding" or layer["num_class"] != SORT["num_class"] or padding["top"] != 1:
+    if (
+        padding is None
+        or padding.type != "Padding"
+        or layer["num_class"] != OF_BOXES["num_class"]
+        or padding["top"] != 1
+    ):
         return layer.inputs
     product = padding.input.producer  # of the scores with 1 or 0 for the best class
     is_marked = product and product.computes(BinaryOp.MUL) and product.inputs[-1].producer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+
+def one_of_equal_slices(array: Array, axes: Iterable[int]) -> Array:
+    """Return an array with a size of 1 along those of the axes whose slices all have the same bits."""
+    bits = np.ascontiguousarray(array).view(f"u{array.itemsize}")
+    for axis in axes:
+        first = bits.take([0], axis)
+        if (bits.take([-1], axis) == first).all() and (bits == first).all():
+            bits = first
+    return bits.view(array.dtype)
 
 
 class Encoding(enum.Enum):

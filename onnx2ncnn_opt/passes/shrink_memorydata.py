@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from onnx2ncnn_opt.ir.attention import mask_slot
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import one_of_equal_slices
 from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass, require
@@ -25,10 +25,9 @@ def shrink_memorydata(constant: Layer) -> Replacement | None:
     if not axes:
         return None
     data = constant.weights.stored("data").data.reshape(known(blob.known_shape))
-    equal = [axis for axis in sorted(axes) if _is_equal_along(data, axis)]
-    if not equal:
+    small = one_of_equal_slices(data, axes)
+    if small.shape == data.shape:
         return None
-    small = data[tuple(slice(0, 1) if axis in equal else slice(None) for axis in range(data.ndim))]
     # Vulkan broadcasts sizes of 1 only between Mats of equal rank.
     ranks = {len(other.shape or ()) for user in blob.users if user.type == "BinaryOp" for other in user.inputs}
     if max(ranks, default=0) > small.ndim:
@@ -59,13 +58,6 @@ def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
     if user.type == "MatMul":
         return {axis for axis in axes if axis < len(shape) - 2} if len(other) == len(shape) else set()
     return axes
-
-
-def _is_equal_along(data: Array, axis: int) -> bool:
-    """Return True if all slices along an axis have the same bits."""
-    bits = data.view(f"u{data.itemsize}")
-    first = bits.take([0], axis)
-    return bool((bits.take([-1], axis) == first).all() and (bits == first).all())
 
 
 def _is_fast(user: Layer, small: Sequence[int]) -> bool:

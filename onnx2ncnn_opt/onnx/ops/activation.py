@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.view import MAX_DIMS
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import Array, one_of_equal_slices
 from onnx2ncnn_opt.onnx.fold.cells import as_constant
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
@@ -100,7 +100,7 @@ def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     if isinstance(slope, Constant):
-        slope = Constant(_equal_slices_once(slope.array))
+        slope = Constant(one_of_equal_slices(slope.array, range(slope.rank)))  # exporters expand slopes
     # The slope broadcasts to x, aligned to the right; for a PReLU layer only the channel axis may be longer than 1.
     shape = (1,) * (x.rank - slope.rank) + slope.shape
     if isinstance(slope, Constant) and slope.array.size == 1:
@@ -112,14 +112,6 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
         return im.wrap(blob, x.shape, dims, [0])
     negative = im.apply(x, BinaryOp.MIN, 0.0)
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
-
-
-def _equal_slices_once(array: Array) -> Array:
-    """Return an array with a size of 1 along the axes whose slices are equal: exporters expand slopes."""
-    for axis in range(array.ndim):
-        first = array.take([0], axis)
-        array = first if (array == first).all() else array
-    return array
 
 
 @onnx_op("Elu", axes="each", folds=True, errors="one")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, GemmC
-from onnx2ncnn_opt.ir.detections import NO_VARIANCES
+from onnx2ncnn_opt.ir.detections import ALL, OF_BOXES
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.view import View
@@ -20,7 +20,6 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 _COLUMNS = 2, 3, 4, 5, 1, 0  # of ncnn's rows: label (from 1), score, x1, y1, x2, y2
-_ALL = 2**31 - 1
 
 
 @onnx_op(SELECTION, domain=OWN, jumps=True)
@@ -39,8 +38,8 @@ def select_boxes(im: ImportContext, boxes: Tensor, scores: Tensor, most: Ints, i
     is_best = im.unary(binary(im, BinaryOp.SUB, scores, bound), "Threshold", threshold=-FLT_MIN)
     by_class = im.mat(binary(im, BinaryOp.MUL, scores, is_best), [[1], [2]])
     rows, with_background = im.mat(boxes, [[1], [2]]), im.layer("Padding", by_class, top=1, value=-1.0)
-    params: dict[str, Any] = {"nms_threshold": float(iou[0]), "confidence_threshold": float(conf[0]), **NO_VARIANCES}
-    params |= {"num_class": -233, "nms_top_k": _ALL, "keep_top_k": most[0]}
+    params: dict[str, Any] = {"nms_threshold": float(iou[0]), "confidence_threshold": float(conf[0]), **OF_BOXES}
+    params |= {"nms_top_k": ALL, "keep_top_k": most[0]}
     found = im.layer("DetectionOutput", rows, with_background, rows, **params)
     weights = {"B_data": np.eye(6)[:, _COLUMNS], "C_data": np.array([0, 0, 0, 0, 0, -1])}
     params = {"constantB": 1, "constantN": 6, "constantK": 6, "constantC": 1, "constant_broadcast_type_C": GemmC.N}
