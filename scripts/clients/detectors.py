@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from scripts.clients.detector_models import COUNT, DETECTORS, Detector, decode_decoded, decode_yolo, fed, picture
 from scripts.clients.tools import loaded, outputs_of
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _FILES = {"yolox": "yolox", "retinaface": "mnet.25-opt"}  # that the programs load
@@ -108,10 +108,9 @@ def compared(a: Array, b: Array) -> tuple[object, ...]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--examples", nargs=2, type=Path, metavar=("NCNN", "SOURCE"), help="also run ncnn's examples")
     parser.add_argument("-k", default="", metavar="TEXT", help="only detectors whose names contain it")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
     arguments = parser.parse_args()
     with table("detectors", _COLUMNS, write=arguments.write) as add:
         for name in (name for name in DETECTORS if arguments.k in name):

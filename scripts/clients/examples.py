@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ultralytics.utils import ASSETS, LOGGER
 
 from scripts.clients.ultralytics import model_of
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _TASKS = {"": ("detect", 80, 640), "seg": ("segment", 80, 640), "pose": ("pose", 1, 640), "obb": ("obb", 15, 1024)}
@@ -298,11 +298,8 @@ def row_of(example: Example, arguments: argparse.Namespace, folder: Path) -> tup
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ncnn", type=Path, metavar="NCNN")
-    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser = parser_of(__doc__, "ncnn", "source")
     parser.add_argument("-k", default="", metavar="TEXT", help="only examples and exports whose names contain it")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
     arguments = parser.parse_args()
     LOGGER.setLevel(logging.ERROR)
     with table("examples", _COLUMNS, write=arguments.write) as add:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _SIDE = 96
@@ -125,11 +125,7 @@ def results(task: str, backend: str, folder: Path) -> Array:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("ncnn", "mmdeploy", "spdlog"):
-        parser.add_argument(name, type=Path, metavar=name.upper())
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, "ncnn", "mmdeploy", "spdlog").parse_args()
     with TemporaryDirectory() as place, table("mmdeploy", _COLUMNS, write=arguments.write) as add:
         CDLL(str(build(arguments, Path(place))), os.RTLD_GLOBAL | os.RTLD_NOW)
         for task, (_, component, _) in _POST.items():

@@ -21,7 +21,7 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _NETS = {"det": "DbNet", "cls": "AngleNet", "rec": "CrnnNet"}
@@ -92,11 +92,7 @@ def text_of(scores: Array, characters: list[str]) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("ncnn", "rapidocrncnn", "models"):
-        parser.add_argument(name, type=Path, metavar=name.upper())
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, "ncnn", "rapidocrncnn", "models").parse_args()
     with TemporaryDirectory() as name, table("rapidocr", _COLUMNS, write=arguments.write) as add:
         folder = Path(name)
         paths = {net: next(arguments.models.glob(f"*_{net}_*.onnx")) for net in _NETS}

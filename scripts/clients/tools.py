@@ -7,7 +7,6 @@ net by `convert` with no other options. The package ncnn (pyncnn) loads the net 
 its reference. The reference of the tools is the net itself.
 """
 
-import argparse
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 from testing.exports import ROOT, refilled
 
 Array = NDArray[Any]
@@ -119,10 +118,8 @@ def rows(name: str, build: Path, folder: Path) -> Iterator[tuple[object, ...]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=Path, metavar="BUILD")
+    parser = parser_of(__doc__, "build")
     parser.add_argument("-k", default="", metavar="TEXT", help="only models whose names contain it")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
     arguments = parser.parse_args()
     with table("tools", _COLUMNS, write=arguments.write) as add:
         heads = [f"heads/{name}.{exporter}" for name in _HEADS for exporter in ("ts", "dyn")]

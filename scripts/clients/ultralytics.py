@@ -8,7 +8,6 @@ sizes and in fp16, and converted with and without `--client ultralytics`. YOLO(.
 whose sides differ. Exports with NMS and end-to-end heads have to be refused.
 """
 
-import argparse
 import logging
 import os
 import shutil
@@ -24,7 +23,7 @@ import torch
 from ultralytics import YOLO
 from ultralytics.utils import ASSETS, LOGGER
 
-from scripts.measure.measured import table
+from scripts.measure.measured import parser_of, table
 
 _TASKS = {"yolo11n": "detect", "yolo11n-seg": "segment", "yolo11n-pose": "pose", "yolo11n-obb": "obb"}
 _MODELS = {**_TASKS, "yolo11n-cls": "classify", "yolov8n": "detect", "yolo26n": "detect", "yolo26n-pose": "pose"}
@@ -173,9 +172,8 @@ def rows(pattern: str, folder: Path) -> Iterator[tuple[object, ...]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only models and exports whose names contain it")
-    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
     options = parser.parse_args()
     LOGGER.setLevel(logging.ERROR)
     with TemporaryDirectory() as folder, table("ultralytics", _COLUMNS, write=options.write) as add:

@@ -1,5 +1,6 @@
 """Tables of measurements in fixtures/: one line for each pass, or one table for each question."""
 
+import argparse
 import os
 import platform
 import subprocess
@@ -58,6 +59,15 @@ def table(name: str, columns: Sequence[str], *, write: bool) -> Iterator[Callabl
     if write:
         text = "".join(f"{line}\n" for line in (*_circumstances(), *lines))
         (MEASURED / f"{name}.tsv").write_text(text, encoding="utf-8")
+
+
+def parser_of(doc: str | None, *paths: str) -> argparse.ArgumentParser:
+    """Return the parser of a script that prints a table: the paths that it needs, and `--write`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in paths:
+        parser.add_argument(name, type=Path, metavar=name.upper())
+    parser.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
+    return parser
 
 
 def _circumstances() -> tuple[str, str]:
