@@ -1,6 +1,6 @@
 """A tail, the nodes after the net, run with NumPy only."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +18,6 @@ _MOST_ELEMENTS = 2**30  # of all results together
 DEEPEST = 8  # axes of a tensor, and If nodes around a node
 # Errors of NumPy and the operators for invalid arguments.
 _ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError)
-
-
-Inexact: TypeAlias = Callable[[NDArray[Any], NDArray[Any] | None], NDArray[Any]]
 
 
 class Port(NamedTuple):
@@ -55,6 +52,9 @@ class Node:
     def op(self) -> TailOp:
         """The entry in the table of operators."""
         return TAIL_OPS[self.operator]
+
+
+Checked: TypeAlias = Callable[[Node, Sequence[NDArray[Any] | None], list[NDArray[Any]]], list[NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Program:
                 [types[name] if name else None for name in node.inputs], node.attributes, len(node.outputs)
             )
 
-    def run(self, arrays: Mapping[str, NDArray[Any]], inexact: Inexact | None = None) -> dict[str, NDArray[Any]]:
+    def run(self, arrays: Mapping[str, NDArray[Any]], checked: Checked | None = None) -> dict[str, NDArray[Any]]:
         """Return the outputs by name. Raises UsageError for invalid arrays, RunError if a node fails.
 
-        `inexact` is applied to results of functions such as exp, and of Cast, and their first input; it adds errors.
+        `checked` gets each node with its inputs and results, and returns the results for the next nodes.
         """
         values = {**self.constants, **dict(self._checked(arrays))}
         total = 0
@@ -108,8 +108,7 @@ class Program:
                 try:
                     inputs = [values.get(name) for name in node.inputs]
                     results = node.op.run(inputs, node.attributes)
-                    if inexact is not None and (node.op.is_inexact or node.operator == "Cast"):
-                        results = [inexact(result, inputs[0]) for result in results]
+                    results = results if checked is None else checked(node, inputs, results)
                     total += sum(result.size for result in results)
                     if total > _MOST_ELEMENTS or any(result.ndim > DEEPEST for result in results):
                         raise ValueError(f"results of {[result.shape for result in results]}, {total} elements in all")

@@ -79,7 +79,6 @@ class TailOp:
     cpp: str
     source: str = ""  # of a generated function
     broadcasts: bool = False  # the result has the inputs' common shape
-    is_inexact: bool = False  # other implementations may differ in the last bits, for example of exp
     older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -171,7 +170,6 @@ def tail_op(
     *names: str,
     source: str = "",
     broadcasts: bool = False,
-    is_inexact: bool = False,
     older: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a NumPy function and a C++ template as the operator that is named like the C++ function.
@@ -183,7 +181,7 @@ def tail_op(
 
     def register(function: Function) -> Function:
         for name in names:
-            TAIL_OPS[name] = TailOp(name, function, names[0], cpp, source, broadcasts, is_inexact, older or {})
+            TAIL_OPS[name] = TailOp(name, function, names[0], cpp, source, broadcasts, older or {})
         return function
 
     return register

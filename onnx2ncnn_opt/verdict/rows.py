@@ -1,55 +1,29 @@
-"""The rows of a tail's output that are not where they should be, because ties and thresholds decide about rows."""
+"""The verdict on boxes that a net selects from its own candidates."""
 
-import math
-from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.outputs import Status
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verdict.errors import DEFAULT
 
-_MAX_ROWS = 2048  # more rows are not compared in another order
-_LARGEST = 1e18
+_LARGEST = 1e18  # of corners: the area of larger boxes is no float32
 _MARGIN = 2.0**-21  # of the largest coordinate: rounding errors of corners
 
 
-def undecided(actual: Array, expected: Array, axis: int | None = None) -> tuple[int, int]:
-    """Return the number of rows of an output that are not at their expected place, and the number of all rows.
-
-    If the shapes differ in an axis, rows lie along it, else along `axis`. Without one, arrays of three axes or more
-    have the columns of a row in the last axis; in other arrays each number is a row. Rows are equal within the usual
-    tolerance for each column. Example: expected are a b c d; then b a c d, a x b c d, and a b c have one such row each.
-    """
-    if actual.ndim != expected.ndim or actual.dtype != expected.dtype:
-        return 1, 1
-    axes = [axis for axis, sizes in enumerate(zip(actual.shape, expected.shape, strict=True)) if sizes[0] != sizes[1]]
-    if len(axes) > 1:
-        return 1, 1
-    rows, right = (_rows(array, axes[0] if axes else axis) for array in (actual, expected))
-    total = max(len(rows), len(right))
-    allowed = _allowed(right)
-    size = min(len(rows), len(right))
-    places = np.full(len(rows), -1)
-    same = _agree(rows[:size], right[:size], allowed)
-    places[:size][same] = np.flatnonzero(same)
-    left, free = np.flatnonzero(places < 0), np.setdiff1d(np.arange(len(right)), places)
-    if len(left) <= _MAX_ROWS >= len(free):
-        for row in left:
-            fits = np.flatnonzero(_agree(rows[row], right[free], allowed))
-            if fits.size:
-                places[row] = free[fits[0]]
-                free = np.delete(free, fits[0])
-    return total - _longest_rise([int(place) for place in places if place >= 0]), total
+def judge_selection(rows: Array, boxes: Array, *limits: Any) -> tuple[Status, str]:
+    """Return the status of selected boxes with the reason, see `wrong_selection`; `limits` are its other arguments."""
+    if not (np.abs(boxes) < _LARGEST).all():
+        return "unproven", "the areas of its boxes are too large for float32"
+    problem = wrong_selection(rows, boxes, *limits)
+    return ("mismatch", f"its boxes are not a selection from the net's values: {problem}") if problem else ("ok", "")
 
 
 def wrong_selection(rows: Array, boxes: Array, scores: Array, most: int, iou: float, conf: float) -> str:
     """Return how rows (x1, y1, x2, y2, score, class) differ from every greedy selection of boxes; "" if they do not.
 
-    `scores` are [classes, boxes]. Equal scores may be in any order, and an IoU may have rounding errors. Boxes whose
-    area is no float32 prove nothing.
+    `scores` are [classes, boxes]. Equal scores may be in any order, and an IoU may have rounding errors.
     """
-    if not (np.abs(boxes) < _LARGEST).all():
-        return ""
     taken = np.zeros(scores.shape, bool)
     for *box, score, label in rows:
         is_class = 0 <= label < len(scores) and label == int(label)
@@ -81,39 +55,3 @@ def _overlaps(boxes: Array, others: Array, margin: float) -> Array:
     shared = sides.clip(0).prod(-1)
     areas = sum((x[..., 2:] - x[..., :2] - inexact).clip(0).prod(-1) for x in (a, b))
     return np.asarray(shared / np.maximum(areas - shared, 1e-30))
-
-
-def _rows(array: Array, axis: int | None) -> Array:
-    if axis is not None:
-        array = np.moveaxis(array, axis, 0)
-        return array.reshape(len(array), math.prod(array.shape[1:]))
-    columns = array.shape[-1] if array.ndim > 2 else 1
-    return array.reshape(math.prod(array.shape[:-1]) if array.ndim > 2 else array.size, columns)
-
-
-def _allowed(rows: Array) -> Array:
-    """Return the allowed error of each column."""
-    if rows.dtype.kind != "f":
-        return np.zeros(rows.shape[1])
-    size = np.abs(rows.astype(np.float64))
-    largest = np.where(np.isfinite(size), size, 0.0).max(axis=0, initial=0.0)
-    return np.asarray(np.maximum(DEFAULT.relative * largest, DEFAULT.absolute))
-
-
-def _agree(rows: Array, right: Array, allowed: Array) -> Array:
-    """Return which rows agree in all columns."""
-    if right.dtype.kind != "f":
-        return np.asarray((rows == right).all(axis=-1))
-    a, b = rows.astype(np.float64), right.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        close = (np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))
-    return np.asarray(close.all(axis=-1))
-
-
-def _longest_rise(places: list[int]) -> int:
-    """Return the length of the longest increasing subsequence."""
-    ends: list[int] = []
-    for place in places:
-        index = bisect_left(ends, place)
-        ends[index : index + 1] = [place]
-    return len(ends)

@@ -192,8 +192,9 @@ RULES = (
     ),
     Rule(
         "limit",
-        "fp16 and bf16, outputs of 16 bits, and the options `--rtol` and `--atol`",
-        "2e-2 in fp16, 1.6e-1 in bf16, eight last places of an output of 16 bits, or the option's number",
+        "fp16 and bf16, outputs of 16 bits, tails, and the options `--rtol` and `--atol`",
+        "2e-2 in fp16, 1.6e-1 in bf16, eight last places of an output of 16 bits, 2e-6 in a tail, or the option's "
+        "number",
         "an app decides how much it may lose; fp16 has forty roundings of 2^-11 in 2e-2",
         _limit,
     ),

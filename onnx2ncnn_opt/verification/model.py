@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from onnx2ncnn_opt import entry_points
@@ -40,9 +38,9 @@ from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.order import NetOrder
-from onnx2ncnn_opt.verification.outputs import OutputComparison
+from onnx2ncnn_opt.verification.outputs import Attempt, OutputComparison
 from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes
-from onnx2ncnn_opt.verification.tail import TailJudge, selector_of
+from onnx2ncnn_opt.verification.tail import BoxJudge, TailJudge
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
@@ -81,10 +79,9 @@ def verify_net(
     runner = tail_of(param, manifest, tail)
     program = runner.program if runner and "fp32" in modes else None
     with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
-        runs = runs or ModelRuns(model, verification, manifest)
-        judge = _ModelJudge(runs, (param, bin), runner or selector_of(runs.manifest, runs.source), process)
+        judge = _ModelJudge(runs or ModelRuns(model, verification, manifest), (param, bin), runner, process)
         rows, wrong = judge_modes(judge, modes)
-        if judge.tail is not None and program is not None:
+        if judge.tail is not None:
             problem, notes = judge.tail.in_cpp(in_cpp)
             judge.notes += notes
             if problem and not is_wrong(rows):
@@ -177,7 +174,8 @@ class _ModelJudge:
     def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
         self.options, self.manifest, self.model = model.options, model.manifest, model.model
         self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
-        self.tail = TailJudge(runner) if self.manifest is not None and runner is not None else None
+        self.tail = TailJudge(runner) if runner is not None else None
+        self._boxes = BoxJudge.of(self.manifest, model.source)
         self.done: list[Run] = []
         self.like_data: list[Run] = []
         self._decoder = model.decoder
@@ -189,12 +187,10 @@ class _ModelJudge:
         # Vulkan's int8 convolutions are wrong without packing.
         self._has_plain = not self._step and not (worker.target.vulkan and self.net.has_integers)
         self.way: Sequence[Slot] = ()  # to feed the net, in the last run
-        self._worst: tuple[float, OutputComparison] | None = None
-        self._excused = 0.0, ""  # the largest error on unusual inputs in 16 bits, and its description
+        self._noted: set[tuple[str, str]] = set()  # modes and outputs that are worse on unusual inputs
 
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of the first mode again for every other mode; with 16 bits, then runs on inputs like data."""
-        self._worst, self._excused = None, (0.0, "")
         self._runner = self._load(mode, exact=self.options.exact)
         yield from self.done or self._first_runs()
         is_drawn = self.options.feeds is None and self.options.wanted is None
@@ -233,76 +229,71 @@ class _ModelJudge:
             return  # ONNX Runtime may refuse other inputs, as in `DrawnRuns.usual`
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
-        """Run the net; in fp32 also with ncnn's plain kernels, and judge the tail or the next token behind it."""
-        tail = self.tail if mode == "fp32" or (self.manifest and self.manifest.candidates) else None
-        tokens = self._decoder.tokens if self._decoder and tail is None else None
-        comparison = self._comparison(run, mode, tail, tokens)
-        self.way, outputs, judged = comparison.best()
-        is_excused = mode != "fp32" and self.options.wanted is None and run.draw is not None and run.draw.is_unusual
-        if is_excused and is_wrong(outputs):
-            outputs = self._excused_rows(outputs, comparison, run, mode)
-        error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
+        """Run the net, in fp32 also with ncnn's plain kernels; judge its outputs, and those that follow from them."""
+        comparison = self._comparison(run, mode)
+        attempt = comparison.best()
+        self.way, rows = attempt.way, attempt.rows
         if mode == "fp32":
-            outputs = judged.with_scores(self.way, self._with_plain(outputs, comparison))
+            rows = attempt.comparison.with_scores(self.way, self._with_plain(rows, comparison))
+        elif is_wrong(rows):
+            rows = self._explained(rows, comparison, run, mode)
         is_usual = run.draw is None or run.draw.plain
-        is_doubtful = is_wrong(outputs) or (is_usual and any(row.status != "ok" for row in outputs))
+        is_doubtful = is_wrong(rows) or (is_usual and any(row.status != "ok" for row in rows))
         if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
             where = f"at {run}" if str(run) else "on these inputs"
             raise UnprovenError(f"{maker} gives NaN {where}, and a later node hides it; {ADVICE}")
-        error = math.inf if is_wrong(outputs) else error
-        if self._worst is None or error > self._worst[0] or error == math.inf:
-            self._worst = error, comparison
-        # Without right values at the cut, or right scores, the further rows were not judged.
-        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
-        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
-        left_out = [name for name in further if name not in {row.name for row in outputs}]
-        return [*outputs, *(OutputReport(name, None, "unproven", reason, rule="unproven") for name in left_out)]
+        return [*rows, *self._further(attempt, rows, run, mode)]
+
+    def _further(self, attempt: Attempt, rows: Sequence[OutputReport], run: Run, mode: str) -> Sequence[OutputReport]:
+        """Return the reports on the tail, on boxes that the net selects, or on the next token, of right numbers."""
+        tail, boxes = self.tail if mode == "fp32" else None, self._boxes
+        tokens = self._decoder.tokens if self._decoder and tail is None else None
+        if is_wrong(rows):
+            names = tail.names if tail else boxes.names if boxes else [TOKEN_ROW] if tokens else []
+            reason = "the numbers before it are wrong already"
+            return [OutputReport(name, None, "unproven", reason, rule="unproven") for name in names]
+        if tail:
+            return tail.judge(run.feeds, run.reference)
+        values = attempt.comparison.values(attempt.found.outputs) if boxes or tokens else {}
+        if boxes:
+            return boxes.judge(values, attempt.found.boxes)
+        relative = (self._limit(mode) or DEFAULT).relative
+        return judge_token(tokens, self.notes, f"{run} in {mode}", relative, run.reference, values) if tokens else []
 
     def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
         """Return the reports with ncnn's plain kernels, if outputs need these: they have rounding errors only."""
         needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in rows)
-        is_undecided = any(row.message for row in rows if self.tail and row.name in self.tail.names)
-        if not self._has_plain or is_wrong(rows) or not (is_undecided or needs_plain):
+        if not self._has_plain or is_wrong(rows) or not needs_plain:
             return rows
-        _, plain, _ = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
+        plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best().rows
         by_kernels = {row.name: row for row in rows if row.rule == "kernels"} if not is_wrong(plain) else {}
         pairs = ((by_kernels.get(row.name, row), row) for row in plain)
         return [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
 
-    def _excused_rows(
+    def _explained(
         self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
     ) -> Sequence[OutputReport]:
-        """Return the reports on unusual inputs in 16 bits; errors of outputs that are right in fp32 become a note."""
-        excused = self._right_in_fp32(rows, comparison)
-        for row in rows:
-            error = math.inf if row.status == "nan" else row.max_rel or 0.0
-            if row.name in excused and error > self._excused[0]:
-                self._excused = error, f"in {mode} '{row.name}' is worse on unusual inputs ({run}): {row.message}"
-        return [replace(row, status="unproven", rule="unproven") if row.name in excused else row for row in rows]
-
-    def _right_in_fp32(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> set[str]:
-        """Return the names of wrong outputs that are right in fp32 on the same inputs."""
-        wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
-        if not wrong:
-            return wrong
+        """Say which outputs are wrong in 16 bits only; on unusual inputs, these make notes."""
         runner = self._load("fp32", exact=self.options.exact)
         in_fp32 = replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
-        return wrong & {row.name for row in in_fp32.best()[1] if row.status == "ok"}
+        right = {row.name for row in in_fp32.best().rows if row.status == "ok"}
+        by_mode = {row.name: row for row in rows if row.status in ("mismatch", "nan") and row.name in right}
+        if self.options.wanted is not None or run.draw is None or not run.draw.is_unusual:
+            text = f"; the net is right in fp32, so the cause is {mode}"
+            return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
+        for name, row in by_mode.items():
+            if (mode, name) not in self._noted:
+                self._noted.add((mode, name))
+                self.notes.append(f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}")
+        return [replace(row, status="unproven", rule="unproven") if row.name in by_mode else row for row in rows]
 
     def _limit(self, mode: str) -> Tolerance | None:
         """Return the tolerance of a mode of 16 bits, or the user's; None for the model's own in fp32."""
         is_usual = mode == "fp32" and not self.options.is_user_tolerance
         return None if is_usual else self.options.allowed(in_mode(mode, self._within))
 
-    def _comparison(self, run: Run, mode: str, tail: TailJudge | None, tokens: str | None) -> OutputComparison:
-        """Return the comparison of the net with a run of the model, and behind it of the `tail` or the next token."""
-        limit = self._limit(mode)
-        judge_tail = None
-        if tail is not None:
-            judge_tail = partial(tail.judge if mode == "fp32" else tail.judge_boxes, run.feeds)
-        elif tokens is not None:
-            where = f"{run} in {mode}"
-            judge_tail = partial(judge_token, tokens, self.notes, where, (limit or DEFAULT).relative)
+    def _comparison(self, run: Run, mode: str) -> OutputComparison:
+        """Return the comparison of the net with a run of the model."""
         return OutputComparison(
             self._runner,
             run.feeds,
@@ -310,27 +301,15 @@ class _ModelJudge:
             self.manifest,
             self.net,
             self.rounding,
-            limit=limit,
+            limit=self._limit(mode),
             least=self.net.least_rounding(vulkan=self._worker.target.vulkan),
             step=self._step if mode == "fp32" else 0.0,
-            judge_tail=judge_tail,
-            further=run.reference,
             order=self._order,
         )
 
     def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
         timeout, worker = self.options.timeout, self._worker
         return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
-
-    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Say of outputs that are wrong in 16 bits whether they are right in fp32, on the inputs that are wrong."""
-        if self._excused[1] and not is_wrong(rows):
-            self.notes.append(self._excused[1])
-        if self._worst is None or mode == "fp32" or not is_wrong(rows):
-            return rows
-        by_mode = self._right_in_fp32(rows, self._worst[1])
-        text = f"; the net is right in fp32, so the cause is {mode}"
-        return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:

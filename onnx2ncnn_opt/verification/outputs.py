@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """A net and its reference; `further` are the model's outputs that only `judge_tail` compares."""
+    """A net and its reference."""
 
     runner: NcnnRunner
     feeds: Mapping[str, Array]
@@ -41,10 +41,7 @@ class OutputComparison:
     limit: Tolerance | None = None  # of 16 bits, or of the user
     least: float = LEAST_ROUNDING  # smaller errors need no further runs of the model
     step: float = 0.0  # the error that the model's quantisation explains
-    # Takes all outputs of the model, and the net's.
-    judge_tail: Callable[[Mapping[str, Array], Mapping[str, Array]], list[OutputReport]] | None = None
     is_plain: bool = False  # the runner uses ncnn's plain kernels
-    further: Mapping[str, Array] = field(default_factory=dict)
     order: NetOrder | None = None  # of a net that sorts
 
     @cached_property
@@ -53,40 +50,34 @@ class OutputComparison:
         encoding = self.net.weights
         return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
-    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport], OutputComparison]:
-        """Feed the net in all likely ways; return the best way, its reports, and the comparison in the net's order."""
+    def best(self) -> Attempt:
+        """Feed the net in all likely ways; return the best attempt."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
-            return (), failed(self.reference, error), self
-        attempts: list[tuple[Sequence[Slot], Sequence[OutputReport], OutputComparison]] = []
+            return Attempt(failed(self.reference, error), self)
+        attempts: list[Attempt] = []
         for way in ways:
             try:
-                outputs, judged = self.attempt(way, blobs)
+                attempts.append(self.attempt(way, blobs))
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
-                outputs, judged = failed(self.reference, error), self
-            attempts.append((way, outputs, judged))
-            if all(output.status == "ok" for output in outputs):
+                attempts.append(Attempt(failed(self.reference, error), self, way))
+            if all(row.status == "ok" for row in attempts[-1].rows):
                 break
-        return min(attempts, key=lambda attempt: _severity(attempt[1]))
+        return min(attempts, key=lambda attempt: _severity(attempt.rows))
 
-    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> tuple[Sequence[OutputReport], OutputComparison]:
+    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> Attempt:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
-        results, rows = read_outputs(self.runner, way, self.feeds, self.reference, self.manifest, blobs)
-        judged, orders = self._in_order(rows)
+        found = read_outputs(self.runner, way, self.feeds, self.reference, self.manifest, blobs)
+        judged, orders = self._in_order(found.sorts)
         missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
         by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
-        by_name |= {slot.name: judged.judge(slot, result) for slot, result in results if not slot.boxes}
-        reports = [
+        by_name |= {slot.name: judged.judge(slot, result) for slot, result in found.outputs}
+        rows = [
             row if row.status == "unproven" else replace(merged([row, *orders]), name=row.name, blob=row.blob)
             for row in by_name.values()
         ]
-        boxes = {slot.name: result for slot, result in results if slot.boxes and not isinstance(result, Failure)}
-        reports += [missing(x.name, x.blob, found) for x, found in results if x.boxes and isinstance(found, Failure)]
-        if self.judge_tail is None or is_wrong(reports):
-            return reports, judged
-        values = judged._values([(slot, result) for slot, result in results if not slot.boxes]) | boxes
-        return reports + self.judge_tail({**judged.further, **judged.reference}, values), judged
+        return Attempt(rows, judged, way, found)
 
     def _in_order(self, rows: Mapping[str, Array | Failure]) -> tuple[OutputComparison, list[OutputReport]]:
         """Return the comparison with the model in the net's order, and reports on the order of each sort's rows.
@@ -132,7 +123,7 @@ class OutputComparison:
             for names in [scores.get(row.name, set()) & wrong.keys()]
         ]
 
-    def _values(self, results: Sequence[tuple[Slot, Array | Failure]]) -> dict[str, Array]:
+    def values(self, results: Sequence[tuple[Slot, Array | Failure]]) -> dict[str, Array]:
         """Return right results in the model's types, with the model's NaN, which is not compared."""
         values = {}
         for slot, result in results:
@@ -170,6 +161,23 @@ class OutputComparison:
         return judge(case).report(name, slot.blob)
 
 
+class NetOutputs(NamedTuple):
+    """The blobs of a run: for the model's outputs, for sorts, by their indices, and of selected boxes."""
+
+    outputs: Sequence[tuple[Slot, Array | Failure]] = ()
+    sorts: Mapping[str, Array | Failure] = {}
+    boxes: Mapping[str, Array | Failure] = {}
+
+
+class Attempt(NamedTuple):
+    """A run of a net, fed in one `way`: the reports, the comparison in the net's order, and what the net gave."""
+
+    rows: Sequence[OutputReport]
+    comparison: OutputComparison
+    way: Sequence[Slot] = ()
+    found: NetOutputs = NetOutputs()
+
+
 def read_outputs(
     runner: NcnnRunner,
     way: Sequence[Slot],
@@ -177,26 +185,26 @@ def read_outputs(
     reference: Mapping[str, Array],
     manifest: Manifest | None,
     blobs: Sequence[str],
-) -> tuple[list[tuple[Slot, Array | Failure]], dict[str, Array | Failure]]:
-    """Feed a net in this way; return its blob for each output of the reference, as far as it has one, and its sorts.
+) -> NetOutputs:
+    """Feed a net in this way; return its blob for each output of the reference, as far as it has one.
 
     `blobs` are the net's outputs. Without a manifest an output of the model may also be a blob inside the net.
     """
     arrays = model_feeds(way, feeds)
     if manifest is not None:
         slots = manifest_slots("output", list(reference), manifest.read)
-        slots += [Slot.of(entry) for entry in manifest.model_outputs if entry.boxes]
+        boxes = [Slot.of(entry) for entry in manifest.model_outputs if entry.boxes]
         # Inner blobs are extracted first, because ncnn frees them after their consumers.
         sorts = [Fetch(sort.blob, 0) for sort in manifest.sorts]
-        results = runner.extract(arrays, [*sorts, *(slot.fetch for slot in slots)])
-    else:
-        inner = [name for name in reference if name not in blobs] if len(blobs) < len(reference) else []
-        results = runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
-        extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
-        pairs = pair(list(reference), extracted, lambda name, blob: _alike(results[blob], reference[name]))
-        slots = [Slot(name, blob, 0) for name, blob in pairs.items()]
-    rows = {sort.indices: results[sort.blob] for sort in (manifest.sorts if manifest else ())}
-    return [(slot, results[slot.blob]) for slot in slots], rows
+        results = runner.extract(arrays, [*sorts, *(slot.fetch for slot in (*slots, *boxes))])
+        by_indices = {sort.indices: results[sort.blob] for sort in manifest.sorts}
+        found = [(slot, results[slot.blob]) for slot in slots]
+        return NetOutputs(found, by_indices, {slot.name: results[slot.blob] for slot in boxes})
+    inner = [name for name in reference if name not in blobs] if len(blobs) < len(reference) else []
+    results = runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
+    extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+    pairs = pair(list(reference), extracted, lambda name, blob: _alike(results[blob], reference[name]))
+    return NetOutputs([(Slot(name, blob, 0), results[blob]) for name, blob in pairs.items()])
 
 
 def in_shape_of(reference: Array, slot: Slot, result: Array | Failure, *, is_exact: bool) -> Array | None:

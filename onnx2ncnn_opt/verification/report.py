@@ -97,10 +97,6 @@ class Judge(Protocol):
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net on these inputs, and compare its outputs."""
 
-    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Say of outputs that are wrong in a mode of 16 bits whether they are right in fp32."""
-        return rows
-
 
 def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport, ...], WrongRun | None]:
     """Run a net in each mode until inputs give a wrong output; return the reports, and the first wrong run."""
@@ -117,7 +113,7 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport,
             if is_wrong(outputs):
                 wrong = wrong or (mode, run.feeds)
                 break
-        rows += judge.explain([replace(merged(runs), mode=mode) for runs in zip(*reports, strict=True)], mode)
+        rows += [replace(merged(runs), mode=mode) for runs in zip(*reports, strict=True)]
     return tuple(rows), wrong
 
 

@@ -102,15 +102,14 @@ def agreement(
     for way in input_slots(manifest, runs[0][0], runner.input_names()):
         agreements.append(Agreement())
         for feeds, reference in runs:
-            results, rows = read_outputs(runner, way, feeds, reference, manifest, blobs)
-            found: dict[str, Array] = {}
-            arrays = {name: array for name, array in rows.items() if not isinstance(array, Failure)}
-            if order is not None and len(arrays) == len(rows):
+            found = read_outputs(runner, way, feeds, reference, manifest, blobs)
+            scores: dict[str, Array] = {}
+            arrays = {name: array for name, array in found.sorts.items() if not isinstance(array, Failure)}
+            if order is not None and len(arrays) == len(found.sorts):
                 whole = order.run(feeds, arrays)[1]
-                found = {BEST + sort: whole[FOUND + sort] for sort in rows}
-                reference = {name: whole[name] for name in (*reference, *found)}
-            results = [(slot, result) for slot, result in results if not slot.boxes]
-            outputs = {x.name: in_shape_of(reference[x.name], x, result, is_exact=is_exact) for x, result in results}
-            outputs |= found
+                scores = {BEST + sort: whole[FOUND + sort] for sort in arrays}
+                reference = {name: whole[name] for name in (*reference, *scores)}
+            outputs = {x.name: in_shape_of(reference[x.name], x, y, is_exact=is_exact) for x, y in found.outputs}
+            outputs |= scores
             agreements[-1].add(reference, {name: array for name, array in outputs.items() if array is not None})
     return max(agreements, key=lambda agreement: agreement.decibels)

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.onnx.edit.append import append_decoding
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.net import Net
-from onnx2ncnn_opt.verdict.rows import wrong_selection
+from onnx2ncnn_opt.verdict.rows import judge_selection, wrong_selection
 from onnx2ncnn_opt.verification.options import Verification
 from testing.compared import types
 from testing.exports import ROOT
@@ -186,3 +186,5 @@ def test_any_row_counts() -> None:
         assert "no candidate" in wrong_selection(np.insert(rows, i, rows[i], 0), boxes, scores, *limits)
     assert "in order" in wrong_selection(rows[::-1], boxes, scores, *limits)
     assert "no candidate" in wrong_selection(rows + np.array([0, 0, 0, 0, 0, 7], np.float32), boxes, scores, *limits)
+    assert judge_selection(rows[:20], boxes, scores, *limits)[0] == "mismatch"
+    assert judge_selection(rows[:20], boxes * np.float32(1e17), scores, *limits)[0] == "unproven"

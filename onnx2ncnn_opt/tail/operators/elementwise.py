@@ -79,7 +79,7 @@ def _make(name: str, schema: str, numpy: str, cpp: str, *, wide: bool) -> None:
         types=", ".join(types),
         arguments=", ".join(names),
     )
-    of_source(source, cpp, globals(), broadcasts=True, is_inexact=wide)
+    of_source(source, cpp, globals(), broadcasts=True)
 
 
 for _line in _PLAIN.strip().splitlines():
@@ -199,7 +199,6 @@ template<class N, class M> bool Pow(Tail& t, View& y, const View& a, const View&
 }
 """,
     broadcasts=True,
-    is_inexact=True,
 )
 def pow_(a: N, b: M) -> N:
     """Return a to the power of b, computed in float64."""

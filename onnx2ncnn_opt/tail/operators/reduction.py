@@ -77,7 +77,6 @@ for _line in _REDUCE.strip().splitlines():
         f"{_kind}:\n    return {_numpy.replace('...', 'axes, keepdims, noop_with_empty_axes')}\n",
         _CPP.substitute(name=_name, acc=_acc, start=_start, step=_step, end=_end),
         globals(),
-        is_inexact=_name in ("ReduceSum", "ReduceMean"),
     )
 
 
@@ -102,7 +101,6 @@ template<class F> bool Softmax(Tail& t, View& y, const View& x, i64 axis, i64 jo
     return true;
 }
 """,
-    is_inexact=True,
     older={13: {"axis": 1, "joint": 1}},
 )
 def softmax(x: F, *, axis: int = -1, joint: int = 0) -> F:
