@@ -138,14 +138,12 @@ class MaskJudge:
     def _measured(self, walk: Walk) -> Measured:
         return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
 
-    def shares(self, masks: Masks, powers: Array) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
-        """Divide powers of noise at the outputs, with masks added, among the layers, see `noise_shares`."""
-        with self.added(masks):
-            walk = self.walk()
-            ends, known = self.estimator.ends, self.reference.outputs
-            counted = self._measured(walk)
-            blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in counted]
-            return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers.tolist(), strict=True)])
+    def shares(self, powers: Array) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
+        """Divide powers of noise at the outputs among the layers, see `noise_shares`."""
+        walk, ends, known = self.walk(), self.estimator.ends, self.reference.outputs
+        counted = self._measured(walk)
+        blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in counted]
+        return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers.tolist(), strict=True)])
 
     @contextmanager
     def added(self, masks: Masks) -> Iterator[None]:

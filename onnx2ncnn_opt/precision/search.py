@@ -5,7 +5,7 @@ up, so their sum predicts the error of a choice; each measured choice corrects t
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ EFFORTS: dict[Effort, tuple[float, int]] = {"quick": (0.0, 2), "normal": (10.0, 
 
 _CAUTION, _LEAST_AIM = 0.8, 0.01  # factor of the noise to aim at, to begin with, and for each known choice
 _MOST_VAIN = 2  # attempts that are no better than an earlier one end the search
+_TINY = 1e-300
 _CHEAPER = 0.9  # a choice that costs at most so much of the best one is worth a run
 
 
@@ -34,16 +35,6 @@ class Limit(NamedTuple):
 
     error: float
     price: float = math.inf
-
-
-class Measured(NamedTuple, Generic[Item]):
-    """The errors of the outputs with a choice: roots of powers of noise; NaN if it is of no use for another reason.
-
-    `forms` replace the known ones, if the measurement tells more about their noise.
-    """
-
-    errors: Power
-    forms: Mapping[Item, Sequence[Form]] | None = None
 
 
 class Plan(NamedTuple, Generic[Item]):
@@ -63,7 +54,7 @@ class Plan(NamedTuple, Generic[Item]):
 
 def choose(
     forms: Mapping[Item, Sequence[Form]],
-    measure: Callable[[Mapping[Item, Form]], Measured[Item]],
+    measure: Callable[[Mapping[Item, Form]], Power],
     limits: Sequence[Limit],
     attempts: int,
     caution: float = _CAUTION,
@@ -71,79 +62,86 @@ def choose(
     """Return the cheapest measured choice within the first of the limits that can be kept; else that of least error.
 
     `forms` has for each item (a layer, or several) its forms, the noisiest and cheapest first. The first choice that is
-    measured has these. The search ends after so many `attempts`, two in vain, or if no better choice is predicted. If
-    no choice keeps a limit, the last one is that of the dearest forms, if that is not too dear. The search aims at
-    `caution` times the noise of a limit: 1 for limits that have to hold for the measured inputs only.
+    measured has these. `measure` returns the errors of the outputs: roots of powers of noise, or NaN. The search ends
+    after so many `attempts`, two in vain, or if no better choice is predicted. If no choice keeps a limit, the last one
+    is that of the dearest forms, if that is not too dear. The search aims at `caution` times the noise of a limit: 1
+    for limits that have to hold for the measured inputs only.
     """
-    search: _Search[Item] = _Search(forms, limits, caution)
+    plans: dict[frozenset[tuple[Item, Any]], Plan[Item]] = {}
+
+    def add(choice: Mapping[Item, Form]) -> Power:
+        errors = np.asarray(measure(choice), np.float64).reshape(-1)
+        error, price = float(errors.max(initial=0.0)), _price(choice)
+        kept = (at for at, limit in enumerate(limits) if error <= limit.error and price <= limit.price)
+        plans[_key(choice)] = Plan(choice, error, price, next(kept, None))
+        return errors
+
+    new: Mapping[Item, Form] | None = {item: each[0] for item, each in forms.items()}
+    factor, aim, vain = np.ones(1), caution, 0
+    while new is not None and len(plans) < attempts and vain < _MOST_VAIN:
+        errors, noise = add(new), _noise(new)
+        if np.isfinite(errors).all():
+            factor = np.maximum(np.divide(errors**2, noise, out=np.ones_like(noise), where=noise > 0), _TINY)
+        best = min(plans.values(), key=Plan.rank)
+        vain += plans[_key(new)] is not best
+        new = None
+        while new is None and aim > _LEAST_AIM:
+            better = _better(forms, limits, factor / aim, best)
+            new = next((choice for choice in better if _key(choice) not in plans), None)
+            aim *= _CAUTION if new is None else 1.0
+    dearest = {item: each[-1] for item, each in forms.items()}
+    best = min(plans.values(), key=Plan.rank)
+    if best.limit is None and _key(dearest) not in plans and _price(dearest) <= limits[-1].price:
+        add(dearest)
+    return min(plans.values(), key=Plan.rank)
+
+
+def _better(
+    forms: Mapping[Item, Sequence[Form]], limits: Sequence[Limit], factor: Power, best: Plan[Item]
+) -> Iterator[dict[Item, Form]]:
+    """Yield the choices that are predicted to be better than the best one; `factor` is of measured to predicted noise.
+
+    If none keeps a limit, the prediction may be too high: then the last one is worth a run.
+    """
+    for at, limit in enumerate(limits if best.limit is None else limits[: best.limit + 1]):
+        choice, noise = _quieter(forms, limit.error**2 / factor, limit.price)
+        is_better = at != best.limit or _price(choice) < _CHEAPER * best.price
+        is_last = best.limit is None and at == len(limits) - 1
+        if is_last or (is_better and np.all(noise <= limit.error**2 / factor)):
+            yield choice
+
+
+def _quieter(forms: Mapping[Item, Sequence[Form]], room: Power, most: float) -> tuple[dict[Item, Form], Power]:
+    """Take the steps that remove the most noise for their price until it fits into a room, and undo needless ones.
+
+    Steps that are too dear are left out. The second result is the noise.
+    """
     choice = {item: each[0] for item, each in forms.items()}
-    for _ in range(attempts):
-        search.add(choice, measure(choice))
-        if (better := search.next()) is None:
+    noise, price = _noise(choice), _price(choice)
+    scale = np.divide(1.0, room, out=np.zeros_like(noise), where=noise > room)  # only noise at these outputs counts
+    taken = list[_Step[Item]]()
+    for step in sorted((step for each in forms.items() for step in _steps(*each, scale)), key=lambda step: -step.ratio):
+        if np.all(noise <= room):
             break
-        choice = better
-    dearest = {item: each[-1] for item, each in search.forms.items()}
-    if search.best.limit is None and search.is_new(dearest) and _price(dearest.values()) <= limits[-1].price:
-        search.add(dearest, measure(dearest))
-    return search.best
-
-
-class _Search(Generic[Item]):
-    """What the measurements have shown up to now."""
-
-    def __init__(self, forms: Mapping[Item, Sequence[Form]], limits: Sequence[Limit], caution: float) -> None:
-        self.forms, self._limits = forms, limits
-        self._tried: dict[frozenset[tuple[Item, Any]], Plan[Item]] = {}
-        self._factor, self._aim, self._vain = np.ones(1), caution, 0  # the first is of measured to predicted noise
-
-    @property
-    def best(self) -> Plan[Item]:
-        return min(self._tried.values(), key=Plan.rank)
-
-    def is_new(self, choice: Mapping[Item, Form]) -> bool:
-        return _key(choice) not in self._tried
-
-    def add(self, choice: Mapping[Item, Form], measured: Measured[Item]) -> None:
-        """Learn from a measured choice."""
-        errors, predicted = np.asarray(measured.errors, np.float64), _noise(choice.values())
-        error, price = float(errors.max(initial=0.0)), _price(choice.values())
-        kept = (at for at, limit in enumerate(self._limits) if error <= limit.error and price <= limit.price)
-        self._tried[_key(choice)] = plan = Plan(choice, error, price, next(kept, None))
-        self._vain += plan is not self.best
-        if measured.forms is not None:
-            self.forms = measured.forms
-        elif math.isfinite(error):
-            factor = np.divide(errors**2, predicted, out=np.ones_like(predicted), where=predicted > 0)
-            self._factor = np.maximum(factor, np.finfo(np.float64).tiny)
-
-    def next(self) -> dict[Item, Form] | None:
-        """Return the next choice to measure; None if no better one is predicted."""
-        best = self.best
-        while self._vain < _MOST_VAIN and self._aim > _LEAST_AIM:
-            rooms = [(self._aim * limit.error**2 / self._factor, limit.price) for limit in self._limits]
-            plans = [_predicted(self.forms, *room) for room in rooms]
-            if best.limit is None:
-                choices = [choice for choice, fits in plans if fits][:1] or [plans[-1][0]]
-            else:  # better limits are worth a run, too, if they are nearly kept
-                choices = [choice for choice, _ in plans[: best.limit]]
-                cheaper, fits = plans[best.limit]
-                choices += [cheaper] * (fits and _price(cheaper.values()) < _CHEAPER * best.price)
-            if (new := next(filter(self.is_new, choices), None)) is not None:
-                return new
-            self._aim *= _CAUTION if choices else 0.0
-        return None
+        if choice[step.item] is step.before and price + step.price <= most:
+            choice[step.item], noise, price = step.form, noise + step.change, price + step.price
+            taken.append(step)
+    for step in sorted(taken, key=lambda step: -step.price):
+        if choice[step.item] is step.form and np.all(noise - step.change <= room):
+            choice[step.item], noise = step.before, noise - step.change
+    return choice, noise
 
 
 def _key(choice: Mapping[Item, Form]) -> frozenset[tuple[Item, Any]]:
     return frozenset((item, form.value) for item, form in choice.items())
 
 
-def _price(forms: Iterable[Form]) -> float:
-    return float(sum(form.price for form in forms))
+def _price(choice: Mapping[Item, Form]) -> float:
+    return float(sum(form.price for form in choice.values()))
 
 
-def _noise(forms: Iterable[Form]) -> Power:
-    return np.asarray(sum(form.noise for form in forms), np.float64)
+def _noise(choice: Mapping[Item, Form]) -> Power:
+    return np.asarray(sum(form.noise for form in choice.values()), np.float64).reshape(-1)
 
 
 class _Step(NamedTuple, Generic[Item]):
@@ -156,55 +154,9 @@ class _Step(NamedTuple, Generic[Item]):
     def price(self) -> float:
         return self.form.price - self.before.price
 
-
-def _predicted(forms: Mapping[Item, Sequence[Form]], room: Power, most_price: float) -> tuple[dict[Item, Form], bool]:
-    """Return a cheap choice whose noise fits into a room, or one of about the highest price; and whether it fits.
-
-    The steps that remove the most noise for their price come first. Then the dearest one is left out, as long as that
-    makes the others cheaper altogether.
-    """
-    first = {item: each[0] for item, each in forms.items()}
-    noise = _noise(first.values()).reshape(-1)
-    scale = np.divide(1.0, room, out=np.zeros_like(noise), where=noise > room)  # only noise at these outputs counts
-    steps = sorted((step for each in forms.items() for step in _steps(*each, scale)), key=lambda step: -step.ratio)
-    best, best_price, fits = list[_Step[Item]](), math.inf, False
-    most = most_price - _price(first.values())
-    while True:
-        taken, is_enough = _best_first(steps, noise, room, most)
-        price = sum(step.price for step in taken)
-        if is_enough and price < best_price:
-            best, best_price, fits = taken, price, True
-        elif fits or not taken:
-            return first | {step.item: step.form for step in best}, fits
-        best = best or taken
-        dearest = max(taken, key=lambda step: step.price, default=None)
-        steps = [step for step in steps if dearest is None or step.item != dearest.item or step.ratio > dearest.ratio]
-
-
-def _best_first(steps: Iterable[_Step[Item]], noise: Power, room: Power, most: float) -> tuple[list[_Step[Item]], bool]:
-    """Take steps in order until the noise fits, but not those that are too dear, and undo needless ones.
-
-    The second result says whether the noise fits.
-    """
-    paid, blocked, affordable = 0.0, set[Item](), list[_Step[Item]]()
-    for step in steps:
-        if step.item in blocked or paid + step.price > most:
-            blocked.add(step.item)
-        else:
-            paid += step.price
-            affordable.append(step)
-    rows = [np.broadcast_to(step.form.noise - step.before.noise, noise.shape) for step in affordable]
-    changes = np.array(rows).reshape(len(rows), noise.size)
-    totals = noise + np.vstack([np.zeros_like(noise), np.cumsum(changes, axis=0)])
-    count = int(np.argmax([*(totals <= room).all(axis=1), True]))
-    taken, total = list(range(min(count, len(rows)))), totals[min(count, len(rows))]
-    fits = bool(np.all(total <= room))
-    for at in sorted(taken, key=lambda at: -affordable[at].price) if fits else ():
-        is_last = not any(affordable[later].item == affordable[at].item for later in taken if later > at)
-        if is_last and np.all(total - changes[at] <= room):
-            total = total - changes[at]
-            taken.remove(at)
-    return [affordable[at] for at in taken], fits
+    @property
+    def change(self) -> Power:
+        return self.form.noise - self.before.noise
 
 
 def _steps(item: Item, forms: Sequence[Form], scale: Power) -> Iterator[_Step[Item]]:

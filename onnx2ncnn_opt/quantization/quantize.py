@@ -25,7 +25,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import Int8Layer
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.precision.search import Form, Limit, Measured, choose
+from onnx2ncnn_opt.precision.search import Form, Limit, choose
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, int8_form, obstacle, quantise
@@ -423,12 +423,12 @@ def search(runs: Runs, table: Mapping[str, Candidate]) -> Quantized:
             forms[name] = Form(True, 0.0, min(each.noise, _INFINITE_NOISE)), Form(False, saved, 0.0)
     nets: dict[frozenset[str], Quantized] = {}
 
-    def measure(choice: Mapping[str, Form]) -> Measured[str]:
+    def measure(choice: Mapping[str, Form]) -> float:
         chosen = _int8_of(choice)
         net = nets[chosen] = nets.get(chosen) or write(runs, table, chosen)
         if budget.decibels > -math.inf:
-            return Measured(10 ** (-np.clip(net.kept(budget), -_SILENCE, _SILENCE) / 20))
-        return Measured(_MISSED + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0)  # less noise is nearer
+            return float(10 ** (-np.clip(net.kept(budget), -_SILENCE, _SILENCE) / 20))
+        return _MISSED + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0  # less noise is nearer
 
     limit = Limit(10 ** (-budget.decibels / 20) if budget.decibels > -math.inf else 1.0)
     for _ in range(_ATTEMPTS):

@@ -40,7 +40,7 @@ def estimator() -> Any:
 def test_shares_are_those_of_runs_of_single_layers(estimator: Estimator) -> None:
     judge = MaskJudge(estimator)
     errors = [error / size for error, size in judge.errors().values()]
-    noise, (own, rounded) = judge.noise(), judge.shares({}, np.square(errors))
+    noise, (own, rounded) = judge.noise(), judge.shares(np.square(errors))
     reference = judge.reference.outputs
 
     def alone(layer: Layer) -> np.ndarray:
