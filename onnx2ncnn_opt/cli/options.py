@@ -433,8 +433,9 @@ conversion_options = all_of(
     click.option(
         "--append",
         metavar="nms:OUTPUT[:conf=...:iou=...:max=...]",
-        help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; "
-        "further options say how to read the columns: boxes=, classes=, objectness=, layout=.",
+        help="Decode a detector's raw output, or two (nms:BOXES,SCORES), and keep its best boxes, e.g. "
+        "nms:output0:conf=0.25:iou=0.45:max=300; further options say how to read the columns: boxes=, classes=, "
+        "objectness=, background=, layout=.",
     ),
     click.option(
         "--last-row",

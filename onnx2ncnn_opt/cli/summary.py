@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Written = Sequence[Mapping[str, Any]]  # entries of the JSON
 _MANY_COPIES = 2**24  # numbers, 64 MB
-_INNER = "values before the tail; export without NMS, or use the printed program"
+_INNER = "values before the tail; use the printed program"
+_WITHOUT = ", export without NMS, or give the value before it to --append nms:VALUE"
 _MOST_NAMES = 6  # of equal sizes in a note
 
 
@@ -341,6 +342,7 @@ def _tail_lines(result: Conversion, *, verbose: bool) -> list[str]:
         return []
     count, reasons = number_of(len(result.tail.model.graph.node), "node"), result.tail.reasons
     note = f"note: programs that load the .param alone get {', '.join(result.cut)}: {_INNER}"
+    note += _WITHOUT if "NonMaxSuppression" in result.tail.operators else ""
     if verbose:
         return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons), note]
     more = f" and {number_of(len(reasons) - 1, 'other reason')}; -v lists them" if len(reasons) > 1 else ""

@@ -157,6 +157,35 @@ def test_exported_heads(name: str, objectness: bool, exporter: str) -> None:
         np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("boxes", "scores", "options", "extra"),
+    [
+        ([1, 90, 4], [1, 90, 5], "", 0),
+        ([1, 90, 4], [1, 5, 90], "", 0),
+        ([90, 4], [90, 6], ":background=yes", 1),
+        ([1, 90, 4], [1, 90, 6], ":objectness=yes", 1),
+    ],
+)
+def test_boxes_and_scores(boxes: list[int], scores: list[int], options: str, extra: int) -> None:
+    text = (
+        f"(float{boxes} b, float{scores} s) => (float[n] z) {{ boxes = Abs(b) scores = Abs(s) k = NonZero(scores)"
+        " z = Cast<to = 1>(k) }"
+    )
+    model, append = parsed(text, 17), f"nms:boxes,scores{options}"
+    rows = drawn(1, 90, 9 + extra)
+    feeds = {"b": rows[..., :4], "s": rows[..., 4:] if 90 in scores[:2] else rows[..., 4:].transpose(0, 2, 1)}
+    feeds = {name: np.ascontiguousarray(x.reshape(boxes if name == "b" else scores)) for name, x in feeds.items()}
+    made = append_decoding(model, append)
+    rows = np.delete(rows, 4, 2) if "background" in options else rows
+    [expected] = decoded(rows, 5, "objectness" in options)
+    assert len(expected) > 5
+    np.testing.assert_allclose(run(made.model, feeds), expected, rtol=1e-6)
+    conversion = lower(model, append=append)
+    assert conversion.tail is None
+    assert [entry.name for entry in conversion.manifest().outputs] == ["detections"]
+    assert conversion.verify().ok
+
+
 def test_other_outputs_and_names_stay() -> None:
     text = "(float[1, 9, 40] detections) => (float[1, 9, 40] y, float[1, 9, 40] z) { y = Abs(detections) z = Neg(y) }"
     proto = onnx.load_from_string(append_decoding(parsed(text, 17), "nms:y:classes=5").model)
@@ -170,7 +199,8 @@ def test_other_outputs_and_names_stay() -> None:
         (raw(1, 84, 99), "soft:y", "append takes nms:OUTPUT"),
         (raw(1, 84, 99), "nms:y:conf=1.5", "'conf=1.5' in 'nms:y:conf=1.5' does not fit"),
         (raw(1, 84, 99), "nms:y:max=1:max=2", "each option once"),
-        (raw(1, 84, 99), "nms:x", "has no output 'x'; its outputs are y"),
+        (raw(1, 84, 99), "nms:z", "the model has no value called z"),
+        (raw(1, 84, 999), "nms:x,y", r"'y' is \[1, 84, 999\]: its boxes are \[1, 84, 999\]"),
         (raw(1, 84, 99, opset=10), "nms:y", "opset 10; export it with opset 11"),
         (raw(1, 84, 99, 2), "nms:y", r"'y' is \[1, 84, 99, 2\]: .* three axes"),
         (raw(1, 84, 99), "nms:y", "layout=rows"),
@@ -182,7 +212,7 @@ def test_other_outputs_and_names_stay() -> None:
         (raw(1, 84, 999), "nms:y:classes=90", "more columns"),
         (raw(1, 84, 999), "nms:y:objectness=yes", "more columns"),
         (raw(1, 20, 999, task="obb"), "nms:y", "rotated boxes"),
-        (raw(1, 84, 99), "last-row:z", "has no output 'z'; its outputs are y"),
+        (raw(1, 84, 99), "last-row:z", "the model has no value called z"),
         (raw(84), "last-row:y", "'y' has 1 axes, and rows need two"),
     ],
 )

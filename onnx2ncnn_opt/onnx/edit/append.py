@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
+import onnx_ir
 from onnx import TensorProto, helper, parser, shape_inference
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.onnx.edit.raw_head import RAW_HEAD, raw_head
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -25,7 +27,10 @@ from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION
 
-FORM = "nms:OUTPUT[:conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N:objectness=yes|no:layout=rows|columns]"
+FORM = (
+    "nms:OUTPUT or nms:BOXES,SCORES, and perhaps :conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N"
+    ":objectness=yes|no:background=yes|no:layout=rows|columns"
+)
 LAST_ROW = "last-row:"
 NOISE_INPUTS = "noise-inputs"
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
@@ -37,6 +42,7 @@ _VALUES = {
     "boxes": "cxcywh|xyxy",
     "classes": r"[1-9]\d{0,5}",
     "objectness": "yes|no",
+    "background": "yes|no",
     "layout": "rows|columns",
 }
 _FIRST_WITH_FUNCTIONS = 8  # of ONNX's formats
@@ -54,16 +60,18 @@ class Appended(NamedTuple):
 
 @dataclass(frozen=True)
 class _Head:
-    """The columns of a raw output: four of the box, perhaps an objectness, classes, extras."""
+    """The columns of a raw output: four of the box, perhaps an objectness or the background, classes, extras."""
 
     has_rows: bool  # [N, boxes, columns], not [N, columns, boxes]
     columns: int
     classes: int
     objectness: bool
+    background: bool
+    box: int  # 4, or 0 if boxes are an output of their own
 
     @property
     def first(self) -> int:
-        return 4 + self.objectness
+        return self.box + self.objectness + self.background
 
     @property
     def extras(self) -> int:
@@ -75,8 +83,9 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
 
     `text` is in `FORM`. The output becomes `detections`: [n, 6 + extras] with x1, y1, x2, y2, score, class and the
     columns behind the classes. With more than one image, the first column is the image's number. Rows are sorted by
-    image and score; a box has its best class, and NMS compares boxes of one class. Raises UsageError if the output or
-    the text does not fit, or if the columns are ambiguous; ModelError if the model is broken.
+    image and score; a box has its best class, and NMS compares boxes of one class. An inner value takes the place of
+    all outputs. Raises UsageError if the output or the text does not fit, or if the columns are ambiguous; ModelError
+    if the model is broken.
 
     If `text` is `LAST_ROW` and an output's name, the output keeps only the last element of its second last axis.
     If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs; for `RAW_HEAD` see `raw_head`.
@@ -93,25 +102,32 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
         proto, note = raw_head(proto)
         return Appended(bytes(proto.SerializeToString()), text, note)
     outputs = {info.name: info for info in loaded.outputs}
-    if name not in outputs:
-        raise UsageError(f"append '{text}': the model has no output '{name}'; its outputs are {', '.join(outputs)}")
+    names = [name] if is_row or name in outputs else name.split(",", 1)
+    if not outputs.keys() >= {*names}:
+        proto = onnx_ir.to_proto(read_model(proto.SerializeToString(), names, typed=True))
+        outputs = {info.name: info for info in load_model(proto, shapes=shapes).outputs}
     if (opset := loaded.opsets.get("", 1)) < _OLDEST:
         raise UsageError(f"append '{text}': the model has opset {opset}; export it with opset {_OLDEST} or newer")
-    shape = _shape(outputs[name], loaded.inputs, proto)
+    shape, *others = (_shape(outputs[each], loaded.inputs, proto) for each in names[::-1])
+    if others:  # rows may have no batch
+        shape, *others = ([1, *sizes] if len(sizes) == 2 else sizes for sizes in (shape, *others))
     if is_row:
         if len(shape) < 2:
             raise UsageError(f"last row: '{name}' has {len(shape)} axes, and rows need two")
         return Appended(_last_row(proto, name, len(shape)), text, f"{name} has its last row only")
     try:
-        head = _head(shape, options, {prop.key: prop.value for prop in proto.metadata_props})
+        head = _head((shape, *others), options, {prop.key: prop.value for prop in proto.metadata_props})
     except ValueError as error:
         sizes = ", ".join("?" if size is None else str(size) for size in shape)
-        raise UsageError(f"append '{text}': '{name}' is [{sizes}]: {error}") from None
-    result = _put(proto, name, shape, head, options, opset)
-    parts = [f"4 of a box ({options.get('boxes', 'cxcywh')})", "1 objectness"][: 1 + head.objectness]
-    parts += [f"{head.classes} classes", *([f"{head.extras} more that stay with their box"] if head.extras else [])]
+        raise UsageError(f"append '{text}': '{names[-1]}' is [{sizes}]: {error}") from None
+    nodes, width = _text(head, options, opset, is_single=shape[0] == 1), 6 + head.extras + (shape[0] != 1)
+    result = _put(proto, names, nodes, width)
+    kinds = {f"4 of a box ({options.get('boxes', 'cxcywh')})": True, "1 objectness": head.objectness}
+    kinds |= {"1 background": head.background, f"{head.classes} classes": True}
+    kinds |= {f"{head.extras} more that stay with their box": head.extras > 0}
     columns = f"{'' if shape[0] == 1 else 'image, '}x1, y1, x2, y2, score, class{', ...' if head.extras else ''}"
-    note = f"{name} is read as {head.columns} columns: {', '.join(parts)}; {result} has {columns}"
+    read = f"{head.columns + 4 - head.box} columns: {', '.join(kind for kind, is_there in kinds.items() if is_there)}"
+    note = f"{name} is read as {read}; {result} has {columns}"
     return Appended(bytes(proto.SerializeToString()), text, note)
 
 
@@ -189,28 +205,37 @@ def _shape(output: TensorInfo, inputs: Sequence[TensorInfo], proto: onnx.ModelPr
     return [a or b for a, b in zip(shape or inferred, inferred, strict=True)]
 
 
-def _head(shape: list[int | None], options: Mapping[str, str], metadata: Mapping[str, str]) -> _Head:
-    """Return the meaning of the columns; raise ValueError with the options to set if they are ambiguous."""
+def _head(shapes: Sequence[list[int | None]], options: Mapping[str, str], metadata: Mapping[str, str]) -> _Head:
+    """Return the meaning of the columns; raise ValueError with the options to set if they are ambiguous.
+
+    The first of `shapes` is that of the columns, a second one that of boxes, which then have no columns.
+    """
+    shape, boxes = shapes[0], shapes[1] if len(shapes) > 1 else None
     if metadata.get("task") == "obb":
         raise ValueError("it has rotated boxes, which NonMaxSuppression does not know; export the model with nms=True")
-    has_rows, columns = _columns(shape, options.get("layout"))
+    layout, box = options.get("layout"), 4 if boxes is None else 0
+    if boxes and (len(boxes) != 3 or boxes[2] not in (4, None)):
+        raise ValueError(f"its boxes are {boxes}, and have to be [N, boxes, 4]")
+    if boxes and len(shape) == 3 and layout is None and boxes[1] in shape[1:]:
+        layout = "rows" if boxes[1] == shape[1] else "columns"
+    has_rows, columns = _columns(shape, layout)
     names = literal(metadata.get("names", ""))  # of ultralytics' exporter
     named = len(names) if isinstance(names, (dict, list)) else 0
-    classes = int(options.get("classes", 0)) or named or _COCO.get(columns, 0)
-    if not classes:
+    background, objectness = (options.get(name) == "yes" for name in ("background", "objectness"))
+    known = (named or _COCO.get(columns, 0)) if box else columns - background - objectness
+    classes = int(options.get("classes", known))
+    if classes < 1:
         raise ValueError(f"{columns} columns may be a box, classes and others; say how many with classes=N")
-    extras = columns - 4 - classes
-    if "objectness" in options:
-        objectness = options["objectness"] == "yes"
-    elif "task" in metadata or extras <= 0 or (not has_rows and extras > 1):
-        objectness = False  # the metadata and the layout of YOLOv8 and newer
-    elif has_rows and extras == 1:
-        objectness = True  # YOLOv5, YOLOX
-    else:
-        raise ValueError(f"{extras} columns are neither box nor class; say whether one is with objectness=yes or =no")
+    extras = columns - box - background - classes
+    # YOLOv5 and YOLOX have one; those with the metadata and the layout of YOLOv8 and newer have none.
+    if "objectness" not in options and "task" not in metadata and extras > 0 and (has_rows or extras == 1):
+        if not has_rows or extras > 1:
+            reason = f"{extras} columns are neither box nor class"
+            raise ValueError(f"{reason}; say whether one is with objectness=yes or =no")
+        objectness = True
     if extras < objectness:
         raise ValueError(f"4 of a box{', an objectness' if objectness else ''} and {classes} classes are more columns")
-    return _Head(has_rows, columns, classes, objectness)
+    return _Head(has_rows, columns, classes, objectness, background, box)
 
 
 def _columns(shape: list[int | None], layout: str | None) -> tuple[bool, int]:
@@ -237,30 +262,29 @@ def literal(text: str) -> Any:
     return None
 
 
-def _put(
-    proto: onnx.ModelProto, name: str, shape: Sequence[int | None], head: _Head, options: Mapping[str, str], opset: int
-) -> str:
-    """Append the nodes, and replace the output; return the name of the new one."""
+def _put(proto: onnx.ModelProto, outputs: Sequence[str], text: str, width: int) -> str:
+    """Append the nodes of `text`, and replace the outputs; return the name of the new one, of `width` columns."""
     graph = proto.graph
     values = (*graph.input, *graph.output, *graph.initializer)
     taken = (*(value.name for value in values), *(output for node in graph.node for output in node.output))
     result = NamePool(name.partition("/")[0] for name in taken).take("detections")  # new values are "detections/..."
-    added = parser.parse_graph(_text(head, options, opset, is_single=shape[0] == 1))
-    names = {"raw": name, "detections": result}
+    added = parser.parse_graph(text)
+    names = {"boxes": outputs[0], "raw": outputs[-1], "detections": result}
     for node in added.node:
         for side in (node.input, node.output):
             side[:] = [names.setdefault(value, f"{result}/{value}") for value in side]
         node.name = node.output[0]
     for constant in added.initializer:
         constant.name = names.setdefault(constant.name, f"{result}/{constant.name}")
-    width = 6 + head.extras + (shape[0] != 1)
     if width == 6:
         _fold_selection(proto, added, result)
     graph.node.extend(added.node)
     read = {value for node in added.node for value in node.input}
     graph.initializer.extend(constant for constant in added.initializer if constant.name in read)
-    [output] = [value for value in graph.output if value.name == name]
+    [output, *others] = [value for value in graph.output if value.name in outputs]
     output.CopyFrom(helper.make_tensor_value_info(result, TensorProto.FLOAT, [None, width]))
+    for other in others:
+        graph.output.remove(other)
     return result
 
 
@@ -315,19 +339,22 @@ def _text(head: _Head, options: Mapping[str, str], opset: int, *, is_single: boo
         labels = ArgMax<axis = 2>(all_scores) label = GatherND(labels, cells) float_image = Cast<to = 1>(image)"""
     # A box competes only in its best class: `by_class` is 0 in all others, and for boxes without an area, between which
     # ncnn divides 0 by 0.
-    return f"""g (float raw) => (float detections) <
+    return f"""g (float raw, float boxes) => (float detections) <
         int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}},
-        int64[1] first = {{{head.first}}}, int64[1] end = {{{end}}}, int64[1] width = {{{head.columns}}},
+        int64[3] of_boxes = {{{int(is_single)}, -1, 4}}, int64[3] of_scores = {{{int(is_single)}, -1, {head.columns}}},
+        int64[1] box_end = {{{head.box}}}, int64[1] first = {{{head.first}}},
+        int64[1] end = {{{end}}}, int64[1] width = {{{head.columns}}},
         int64[1] most = {{{options.get("max", 300)}}}, float[1] iou = {{{float(options.get("iou", 0.45))}}},
         float[1] conf = {{{float(options.get("conf", 0.25))}}}, float half = {{0.5}}, float nothing = {{0.0}},
         int64[2] ends = {{0, 2}}, int64[2] by_image = {{0, -1}}, int64[2] column_of = {{-1, 1}}
     > {{
         floats = Cast<to = 1>(raw)
-        rows = {"Identity" if head.has_rows else "Transpose<perm = [0, 2, 1]>"}(floats)
-        first_half = Slice(rows, zero, two, two) second_half = Slice(rows, two, four, two)
+        rows = {"Reshape(floats, of_scores)" if head.has_rows else "Transpose<perm = [0, 2, 1]>(floats)"}
+        box_floats = Cast<to = 1>(boxes) placed = {"Identity(rows)" if head.box else "Reshape(box_floats, of_boxes)"}
+        first_half = Slice(placed, zero, two, two) second_half = Slice(placed, two, four, two)
         size = Relu(second_half) half_size = Mul(size, half) low = {low} high = {high}
         corners = Concat<axis = 2>(low, high) extras = Slice(rows, end, width, two)
-        classes = Slice(rows, first, end, two) objectness = Slice(rows, four, first, two)
+        classes = Slice(rows, first, end, two) objectness = Slice(rows, box_end, first, two)
         all_scores = {"Mul(classes, objectness)" if head.objectness else "Identity(classes)"}
         scores = Transpose<perm = [0, 2, 1]>(all_scores)
         starts = Slice(corners, zero, two, two) stops = Slice(corners, two, four, two) extent = Sub(stops, starts)
