@@ -1,4 +1,7 @@
-"""Names and order of inputs and outputs, as programs that know nothing but ncnn see them."""
+"""Names and order of inputs and outputs, as programs that know nothing but ncnn see them.
+
+The order in fixtures/models and fixtures/heads: test_convert.py and test_heads.py, which save these nets anyway.
+"""
 
 import json
 from pathlib import Path
@@ -13,14 +16,13 @@ from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_param
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.command import run_well
-from testing.exports import MODELS, ROOT, refilled
+from testing.exports import ROOT
 from testing.models import write_model
 from testing.op_cases import load_cases
+from testing.worker import listed
 from tests.quantization.test_quantize import cnn, data
 
-HEADS = sorted((ROOT / "fixtures" / "heads").glob("*.onnx"))
 # The layers have another order than the outputs.
 THREE = """(float[1, 4, 5] x) => (float[1, 4, 5] first, float[1, 4, 5] second, float[1, 4, 5] third) {
     t = Relu(x)
@@ -31,33 +33,15 @@ THREE = """(float[1, 4, 5] x) => (float[1, 4, 5] first, float[1, 4, 5] second, f
 CHAIN = "(float[4, 5] x) => (float[4, 5] y, float[4, 5] z) { z = Relu(x) y = Sigmoid(z) }"
 
 
-def listed(stem: Path, worker: NcnnWorker) -> tuple[list[str], list[str]]:
-    """ncnn's lists of inputs and outputs of STEM.param."""
-    runner = NcnnRunner(Path(f"{stem}.param"), Path(f"{stem}.bin"), worker=worker)
-    return runner.input_names(), runner.output_names()
-
-
-@pytest.mark.parametrize("path", [*MODELS, *HEADS], ids=lambda path: path.stem)
-def test_outputs_are_in_the_order_of_the_model(tmp_path: Path, worker: NcnnWorker, path: Path) -> None:
-    conversion = lower(refilled(path))
-    conversion.save(tmp_path / "net")
-    manifest = conversion.manifest()
-    inputs, outputs = listed(tmp_path / "net.ncnn", worker)
-    assert inputs == [entry.blob for entry in manifest.inputs]
-    if path.stem == "loops.ts":  # its first output needs the second one
-        outputs.reverse()
-    assert outputs == [entry.blob for entry in manifest.outputs]
-
-
-def test_layers_move_for_the_order(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_layers_move_for_the_order(tmp_path: Path) -> None:
     lower(write_model(tmp_path, THREE)).save(tmp_path / "net")
-    assert listed(tmp_path / "net.ncnn", worker) == (["x"], ["first", "second", "third"])
+    assert listed(tmp_path / "net.ncnn.param") == (["x"], ["first", "second", "third"])
     optimized = optimize(tmp_path / "net.ncnn.param", verification=None)
     assert format_param(optimized.graph) == (tmp_path / "net.ncnn.param").read_text()
 
 
 @pytest.mark.parametrize("file", ["lists", "recurrent", "topk"])
-def test_the_order_of_ncnn_is_known(tmp_path: Path, worker: NcnnWorker, file: str) -> None:
+def test_the_order_of_ncnn_is_known(tmp_path: Path, file: str) -> None:
     """The summary compares this list with the model's; a layer's output that nothing reads is in ncnn's list too."""
     lengths = []
     for case in load_cases():
@@ -68,7 +52,7 @@ def test_the_order_of_ncnn_is_known(tmp_path: Path, worker: NcnnWorker, file: st
             conversion = lower(model)
             conversion.save(tmp_path / "net")
             outputs = list_layers(conversion.graph).outputs
-            assert listed(tmp_path / "net.ncnn", worker)[1] == [*outputs], case.title
+            assert listed(tmp_path / "net.ncnn.param")[1] == [*outputs], case.title
             lengths.append(len(outputs) - len(model.graph.output))
     assert lengths
     assert min(lengths) == 0
@@ -81,10 +65,10 @@ def test_another_order_is_said(tmp_path: Path) -> None:
     assert "ncnn lists" not in run_well(tmp_path, "convert", "model.onnx").out
 
 
-def test_names_of_pnnx(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_names_of_pnnx(tmp_path: Path) -> None:
     write_model(tmp_path, THREE)
     run_well(tmp_path, "convert", "model.onnx", "-o", "net", "--blob-names", "pnnx")
-    assert listed(tmp_path / "net.ncnn", worker) == (["in0"], ["out0", "out1", "out2"])
+    assert listed(tmp_path / "net.ncnn.param") == (["in0"], ["out0", "out1", "out2"])
     tops = [line.split()[-1] for line in (tmp_path / "net.ncnn.param").read_text().splitlines() if "Split" in line]
     assert all(top.replace("_", "").isdecimal() or top.startswith("in0_") for top in tops)
     entries = json.loads((tmp_path / "net.ncnn.json").read_text())["outputs"]
@@ -102,20 +86,20 @@ def test_names_of_pnnx(tmp_path: Path, worker: NcnnWorker) -> None:
         lower(tmp_path / "model.onnx", blob_names="ncnn")
 
 
-def test_names_of_pnnx_for_a_net_that_exists(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_names_of_pnnx_for_a_net_that_exists(tmp_path: Path) -> None:
     lower(write_model(tmp_path, THREE)).save(tmp_path / "net")
     ended = run_well(tmp_path, "optimize", "net.ncnn.param", "-o", "new", "--blob-names", "pnnx")
     names = {"x": "in0", "first": "out0", "second": "out1", "third": "out2"}
     assert ended.lines("blob") == [[blob, "is", name] for blob, name in names.items()]
-    assert listed(tmp_path / "new", worker) == (["in0"], ["out0", "out1", "out2"])
+    assert listed(tmp_path / "new.param") == (["in0"], ["out0", "out1", "out2"])
 
 
-def test_names_of_pnnx_in_an_int8_net(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_names_of_pnnx_in_an_int8_net(tmp_path: Path) -> None:
     onnx.save(cnn(), tmp_path / "cnn.onnx")
     np.savez(tmp_path / "data.npz", **data())
     run_well(tmp_path, "quantize", "cnn.onnx", "-o", "net", "--data", "data.npz", "--all", "--blob-names", "pnnx")
     assert "8=" in (tmp_path / "net.ncnn.param").read_text()
-    inputs, outputs = listed(tmp_path / "net.ncnn", worker)
+    inputs, outputs = listed(tmp_path / "net.ncnn.param")
     assert inputs == ["in0"]
     assert outputs == [f"out{i}" for i in range(len(outputs))]
 

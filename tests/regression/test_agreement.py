@@ -1,5 +1,6 @@
 """SQNR and top-1 agreement as limits of `check`, for int8 nets of this package and of others."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,21 @@ from tests.quantization.test_quantize import cnn, data, sorting
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, its int8 net, and samples."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "nets").mkdir()
-    onnx.save(cnn(), tmp_path / "models" / "a.onnx")
-    np.savez(tmp_path / "data.npz", **data())
-    quantize(tmp_path / "models" / "a.onnx", data(), every=True).save(tmp_path / "nets" / "a")
-    return tmp_path
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "models").mkdir()
+    (folder / "nets").mkdir()
+    onnx.save(cnn(), folder / "models" / "a.onnx")
+    np.savez(folder / "data.npz", **data())
+    quantize(folder / "models" / "a.onnx", data(), every=True).save(folder / "nets" / "a")
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "project")
 
 
 def checked(project: Path, thresholds: str, more: str = 'data = "data.npz"') -> ModelResult:
@@ -74,7 +81,7 @@ def test_an_accuracy_that_is_set_counts_as_well(project: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["top1 = 2", 'sqnr = "40dB"'])
-def test_limits_of_another_form(project: Path, limit: str) -> None:
-    file = write_project(project, f"[thresholds]\n{limit}\n")
+def test_limits_of_another_form(tmp_path: Path, limit: str) -> None:
+    file = write_project(tmp_path, f"[thresholds]\n{limit}\n")
     with pytest.raises(UsageError, match="has to be a"):
         read_config(file)
