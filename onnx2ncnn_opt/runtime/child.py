@@ -22,6 +22,7 @@ from onnx2ncnn_opt.errors import CrashError, Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.deadline import Deadline
 from onnx2ncnn_opt.runtime.ending import describe_exit, is_windows_crash, stop
 
 # Reads the files of a program from stdin, and runs them as one. It ignores modules in the current folder.
@@ -113,6 +114,7 @@ class Child:
         assert self.process.stderr is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._stderr = _OutputReader(self.process.stderr)
+        self._deadline = Deadline(self.process)
         with self.within(seconds):
             self._stdin.write(b"%d\n" % (1 + len(programs)))
             for source in (path.read_bytes() for path in (_COMMON, *programs)):
@@ -172,29 +174,21 @@ class Child:
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """Limit the time of a block; raises Ended if the process ends in the block, TimeUp if it takes too long."""
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            stop(self.process)
-
-        timer = threading.Timer(seconds, expire)
-        timer.daemon = True  # an interrupt does not wait for it
         finished = False
         try:
-            timer.start()
+            self._deadline.set(seconds)
             yield
             finished = True
         except (EOFError, OSError) as end:
             how, printed = self._ended(end)
-            if expired.is_set():
+            if self._deadline.expired:
                 raise TimeUp(f"did not finish within {seconds:g} s", printed) from end
             raise Ended(how, printed) from end
         except Error:  # the process reported it, and continues
             finished = True
             raise
         finally:
-            timer.cancel()
+            self._deadline.set(math.inf)
             if not finished:
                 # The rest of this answer would be read as the answer to the next request.
                 stop(self.process)
@@ -202,6 +196,7 @@ class Child:
 
     def close(self) -> None:
         """End the process, and wait for its end."""
+        self._deadline.end()
         if hasattr(os, "killpg"):  # on Windows a killed worker would leave files: the end of its stdin ends it
             stop(self.process)
         for stream in (self._stdin, self._stdout):
