@@ -1,18 +1,21 @@
 """Run ncnn's own YOLO examples over our nets, and compare what they find with the .onnx file in ONNX Runtime.
 
     pip install ultralytics
-    python -m scripts.clients.examples NCNN SOURCE [-k pose] [--write]
+    python -m scripts.clients.examples NCNN SOURCE [--apps ncnn-android-yolov8 ncnn-android-yolo11] [-k pose] [--write]
 
 NCNN is an installed ncnn, built with NCNN_SIMPLEOCV=ON; SOURCE is its source, which has examples/. The programs are
-compiled as they are; behind each is a main that prints what its function returns, instead of drawing it. Examples of
-rotated boxes need OpenCV (libopencv-highgui-dev). Models have random weights and the classes that the examples know;
-YOLOv5 is its head only. They are exported by ultralytics with dynamic and fixed sizes, and by torch's newer exporter,
-and converted with `--raw-head`. The picture has the size that the examples want, but for a border.
+compiled as they are; behind each is a main that prints what its function returns, instead of drawing it. Of Android
+apps, whose sources are in the folders after --apps, the C++ of each task is compiled for this machine. Apps and
+examples of rotated boxes need OpenCV (libopencv-highgui-dev). Models have random weights and the classes that the
+examples know; YOLOv5 and YOLOv7 are their heads only. They are exported by ultralytics with dynamic and fixed sizes,
+and by torch's newer exporter, and converted with `--raw-head`. The picture has the size that the examples want, but
+for a border.
 """
 
 import argparse
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -37,10 +40,9 @@ _TASKS |= {"cls": ("classify", 1000, 224)}
 _EXPORTS = ("dynamic", "fixed", "dynamo")
 _SCORE, _OVERLAP = 0.25, 0.45  # of the examples
 _BOXES = 100  # before NMS
-_ANCHORS = {  # of yolov5_pnnx.cpp, by the stride
-    8: [10, 13, 16, 30, 33, 23],
-    16: [30, 61, 62, 45, 59, 119],
-    32: [116, 90, 156, 198, 373, 326],
+_ANCHORS = {  # of yolov5_pnnx.cpp and yolov7_pnnx.cpp, by the stride
+    "yolov5s": {8: [10, 13, 16, 30, 33, 23], 16: [30, 61, 62, 45, 59, 119], 32: [116, 90, 156, 198, 373, 326]},
+    "yolov7": {8: [12, 16, 19, 36, 40, 28], 16: [36, 75, 76, 55, 72, 146], 32: [142, 110, 192, 243, 459, 401]},
 }
 _COLUMNS = ("example", "export", "found", "expected", "in both", "largest error, pixels", "of scores", "further")
 _FIRST = 'printf("%d %.9g %.9g %.9g %.9g %.9g", o.label, o.prob, o.rect.x, o.rect.y, o.rect.width, o.rect.height);'
@@ -66,8 +68,38 @@ int main(int, char** argv)
 """
 
 
+_APP = """#include <float.h>
+#include <algorithm>
+#include <opencv2/highgui.hpp>
+#include <opencv2/imgproc.hpp>
+#define AAssetManager void
+#include "{folder}/{family}.h"
+#include "{folder}/{program}.cpp"
+{base}::~{base}() {{}}
+struct App : {base}_{task}
+{{
+    App()
+    {{
+        {family}.load_param("{net}.ncnn.param");
+        {family}.load_model("{net}.ncnn.bin");
+        det_target_size = {side};
+    }}
+    int draw(cv::Mat&, const std::vector<Object>&) {{ return 0; }}
+}};
+int main(int, char** argv)
+{{
+    cv::Mat picture = cv::imread(argv[1], 1);
+    cv::cvtColor(picture, picture, cv::COLOR_BGR2RGB);
+    std::vector<Object> objects;
+    App().detect(picture, objects);
+    for (const Object& o : objects) {{ {printed} printf("\\n"); }}
+    return 0;
+}}
+"""
+
+
 class Example(NamedTuple):
-    """A program of ncnn's examples, the net that it loads, and how its model is exported."""
+    """A program of ncnn's examples or an app, the net that it loads, and how its model is exported."""
 
     program: str
     net: str
@@ -75,6 +107,12 @@ class Example(NamedTuple):
     classes: int
     side: int
     export: str
+    app: Path | None = None  # its folder
+
+    @property
+    def border(self) -> int:
+        """The number of pixels at the left and the right of the picture: the net gets a multiple of its stride."""
+        return -self.picture[1] % (64 if self.net in _ANCHORS else 32)
 
     @property
     def picture(self) -> tuple[int, int]:
@@ -82,22 +120,28 @@ class Example(NamedTuple):
         return (self.side, self.side if self.task == "classify" else self.side * 3 // 4 - 10)
 
 
-def examples() -> Iterator[Example]:
-    """Yield the programs for YOLOv8 and YOLO11, two of them with each export, and the one for YOLOv5."""
+def examples(apps: Iterable[Path]) -> Iterator[Example]:
+    """Yield the programs for YOLOv8 and YOLO11, two of them with each export, those for YOLOv5 and v7, and the apps."""
     for family in ("yolov8", "yolo11"):
         for suffix, how in _TASKS.items():
             for export in _EXPORTS:
                 if export == "dynamic" or (family == "yolo11" and suffix in ("", "pose")):
                     name = "_".join(filter(None, [family, suffix]))
                     yield Example(name, name.replace(family, f"{family}n"), *how, export)
-    yield Example("yolov5_pnnx", "yolov5s", *_TASKS[""], "dynamic")
+    for net in _ANCHORS:
+        yield Example(f"{net.rstrip('s')}_pnnx", net, *_TASKS[""], "dynamic")
+    for app in apps:
+        family = app.name.removeprefix("ncnn-android-")
+        for suffix, how in _TASKS.items():
+            net = "_".join(filter(None, [f"{family}n", suffix]))
+            yield Example(f"{family}_{suffix or 'det'}", net, *how, "dynamic", app.absolute())
 
 
 def exported(example: Example, folder: Path) -> Path:
     """Export the example's model with random weights; return the .onnx file."""
     path = folder / "model.onnx"
-    if example.net == "yolov5s":
-        export_yolov5(example, path)
+    if example.net in _ANCHORS:
+        export_levels(example, path)
         return path
     model, export = model_of(example.net.replace("_", "-"), example.classes), torch.onnx.export
     if example.task != "classify":
@@ -124,7 +168,7 @@ def exported(example: Example, folder: Path) -> Path:
 
 def find_some(model: Any, convolutions: Iterable[Any], example: Example) -> None:
     """Change biases until a model with random weights finds about a hundred boxes in the picture, before NMS."""
-    image = torch.from_numpy(fed(picture_of(example)))
+    image = torch.from_numpy(fed(example))
 
     def count() -> int:
         output = model(image)
@@ -143,22 +187,23 @@ def find_some(model: Any, convolutions: Iterable[Any], example: Example) -> None
 
 def scores_of(example: Example, output: Array) -> Array:
     """Return the scores [boxes, classes] in an output [boxes, 5 + classes] or [4 + classes + others, boxes]."""
-    if example.net == "yolov5s":
+    if example.net in _ANCHORS:
         return np.asarray(output[:, 5:] * output[:, 4:5])
     return np.asarray(output[4 : 4 + example.classes].T)
 
 
 class AnchorBased(torch.nn.Module):  # type: ignore[misc]
-    """The head of YOLOv5 over one convolution for each level, decoded as its source does."""
+    """The head of YOLOv5 or v7 over one convolution for each level, decoded as its source does."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: str) -> None:
         super().__init__()
-        self.levels = torch.nn.ModuleList(torch.nn.Conv2d(3, 255, s, s) for s in _ANCHORS)
+        self.anchors = _ANCHORS[net]
+        self.levels = torch.nn.ModuleList(torch.nn.Conv2d(3, 255, s, s) for s in self.anchors)
 
     def forward(self, image: Any) -> Any:
         """Return [N, boxes, 85]."""
         rows = []
-        for level, (stride, anchors) in zip(self.levels, _ANCHORS.items(), strict=True):
+        for level, (stride, anchors) in zip(self.levels, self.anchors.items(), strict=True):
             values = level(image)
             batch, _, high, wide = values.shape
             numbers = values.view(batch, 3, 85, high, wide).permute(0, 1, 3, 4, 2).sigmoid()
@@ -169,10 +214,10 @@ class AnchorBased(torch.nn.Module):  # type: ignore[misc]
         return torch.cat(rows, 1)
 
 
-def export_yolov5(example: Example, path: Path) -> None:
-    """Export a head like that of YOLOv5 with dynamic sizes."""
+def export_levels(example: Example, path: Path) -> None:
+    """Export a head like that of YOLOv5 or v7 with dynamic sizes."""
     torch.manual_seed(0)
-    model = AnchorBased().eval()
+    model = AnchorBased(example.net).eval()
     find_some(model, model.levels, example)
     names: dict[str, Any] = {"input_names": ["images"], "output_names": ["output0"], "dynamo": False}
     sizes = {"images": {2: "height", 3: "width"}}
@@ -188,12 +233,17 @@ def picture_of(example: Example) -> Array:
 
 def compiled(example: Example, ncnn: Path, source: Path, folder: Path) -> Path:
     """Compile the example; return the program."""
-    file = source / "examples" / f"{example.program}.cpp"
-    function = "yolov5" if example.net == "yolov5s" else example.program
-    printed = _PRINTED[example.task]
-    (folder / "main.cpp").write_text(_MAIN.format(source=file, function=function, printed=printed))
+    printed, (family, _, task) = _PRINTED[example.task], example.program.partition("_")
+    if example.app:
+        words = {"folder": example.app / "app/src/main/jni", "base": family.upper().replace("V", "v"), "task": task}
+        words |= {"family": family, "program": example.program, "net": example.net, "side": example.side}
+        text = _APP.format(printed=printed, **words)
+    else:
+        file, function = source / "examples" / f"{example.program}.cpp", example.program.removesuffix("_pnnx")
+        text = _MAIN.format(source=file, function=function, printed=printed)
+    (folder / "main.cpp").write_text(text)
     flags = ["-DUSE_NCNN_SIMPLEOCV"]
-    if example.task == "obb":
+    if example.app or example.task == "obb":
         flags = [
             "-I/usr/include/opencv4",
             "-lopencv_highgui",
@@ -206,21 +256,21 @@ def compiled(example: Example, ncnn: Path, source: Path, folder: Path) -> Path:
     return folder / "main"
 
 
-def fed(picture: Array) -> Array:
-    """Return a picture with its border as the examples feed it."""
-    border = -picture.shape[1] % 32
-    whole = cv2.copyMakeBorder(picture, 0, 0, border // 2, border - border // 2, cv2.BORDER_CONSTANT, value=(114,) * 3)
+def fed(example: Example) -> Array:
+    """Return the picture with its border as the examples feed it."""
+    sides, value = (0, 0, example.border // 2, example.border - example.border // 2), (114,) * 3
+    whole = cv2.copyMakeBorder(picture_of(example), *sides, cv2.BORDER_CONSTANT, value=value)
     return np.ascontiguousarray(whole[None, :, :, ::-1].transpose(0, 3, 1, 2)).astype(np.float32) * np.float32(1 / 255)
 
 
-def decoded(example: Example, model: Path, picture: Array) -> list[Array]:
+def decoded(example: Example, model: Path) -> list[Array]:
     """Return the objects that the .onnx file gives: label, score, box and further numbers of each, the best first."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    [rows, *others] = session.run(None, {session.get_inputs()[0].name: fed(picture)})
+    [rows, *others] = session.run(None, {session.get_inputs()[0].name: fed(example)})
     if example.task == "classify":
         best = np.argsort(-rows[0], kind="stable")[:5]
         return [np.array([label, rows[0, label]]) for label in best]
-    scores, is_old = scores_of(example, rows[0]), example.net == "yolov5s"
+    scores, is_old = scores_of(example, rows[0]), example.net in _ANCHORS
     rows = rows[0] if is_old else rows[0].T
     further = rows[:, rows.shape[1] if is_old else 4 + example.classes :]
     table = np.concatenate((scores.argmax(1)[:, None], scores.max(1)[:, None], rows[:, :4], further), 1)
@@ -228,7 +278,7 @@ def decoded(example: Example, model: Path, picture: Array) -> list[Array]:
     for row in table[np.argsort(-table[:, 1], kind="stable")]:
         if row[1] >= _SCORE and all(other[0] != row[0] or overlap(other, row) <= _OVERLAP for other in kept):
             kept.append(row)
-    return [placed(example, row, others, -picture.shape[1] % 32 // 2, picture.shape[:2]) for row in kept]
+    return [placed(example, row, others, example.border // 2, example.picture) for row in kept]
 
 
 def overlap(a: Array, b: Array) -> float:
@@ -270,6 +320,8 @@ def row_of(example: Example, arguments: argparse.Namespace, folder: Path) -> tup
     head = ["--blob-names", "pnnx"] if example.task == "classify" else ["--raw-head"]
     words = ["-m", "onnx2ncnn_opt", "convert", str(model), "-o", str(folder / example.net), "--effort", "quick", "-q"]
     subprocess.run([sys.executable, *words, *head], check=True)
+    for end in ("param", "bin"):  # yolov7_pnnx.cpp loads these names
+        shutil.copy(folder / f"{example.net}.ncnn.{end}", folder / f"{example.net}.{end}")
     program, picture = (
         compiled(example, arguments.ncnn.absolute(), arguments.source.absolute(), folder),
         folder / "x.png",
@@ -278,7 +330,7 @@ def row_of(example: Example, arguments: argparse.Namespace, folder: Path) -> tup
     lines = subprocess.run(
         [program, picture], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    found, expected = [np.array(line.split(), float) for line in lines], decoded(example, model, picture_of(example))
+    found, expected = [np.array(line.split(), float) for line in lines], decoded(example, model)
     pairs = list[tuple[Array, Array]]()
     for a in found:
         same = [b for b in expected if a[0] == b[0] and abs(a[1:6] - b[1:6]).max() < 1 and len(a) == len(b)]
@@ -290,8 +342,9 @@ def row_of(example: Example, arguments: argparse.Namespace, folder: Path) -> tup
     boxes = max((abs(a[2:] - b[2:])[: 5 if example.task == "obb" else 4].max(initial=0) for a, b in pairs), default=0)
     scores = max((abs(a[1] - b[1]) for a, b in pairs), default=0)
     has_more = example.task in ("pose", "segment")
+    name = f"{example.app.name}, {example.task}" if example.app else example.program
     return (
-        example.program, example.export, len(found), len(expected), len(pairs), f"{boxes:.1e}", f"{scores:.1e}",
+        name, example.export, len(found), len(expected), len(pairs), f"{boxes:.1e}", f"{scores:.1e}",
         f"{further:.1e}" if has_more else None,
     )  # fmt: skip
 
@@ -299,12 +352,13 @@ def row_of(example: Example, arguments: argparse.Namespace, folder: Path) -> tup
 def main() -> None:
     """Print the table."""
     parser = parser_of(__doc__, "ncnn", "source")
+    parser.add_argument("--apps", nargs="*", type=Path, default=[], metavar="APP", help="folders of Android apps")
     parser.add_argument("-k", default="", metavar="TEXT", help="only examples and exports whose names contain it")
     arguments = parser.parse_args()
     LOGGER.setLevel(logging.ERROR)
     with table("examples", _COLUMNS, write=arguments.write) as add:
-        for example in examples():
-            if arguments.k in f"{example.program} {example.export}":
+        for example in examples(arguments.apps):
+            if arguments.k in f"{example.program} {example.export}{example.app or ''}":
                 with TemporaryDirectory() as folder:
                     add(*row_of(example, arguments, Path(folder)))
 
