@@ -1,21 +1,28 @@
 """Run ncnn's own tools and its Python package over our nets, and compare what the nets compute before and after.
 
+    pip install netron
     python -m scripts.clients.tools BUILD [-k resnet] [--write]
 
 BUILD is a folder where ncnn was built with NCNN_BUILD_TOOLS and NCNN_BUILD_BENCHMARK. Each model of the list becomes a
 net by `convert` with no other options. The package ncnn (pyncnn) loads the net and knows nothing else; ONNX Runtime is
-its reference. The reference of the tools is the net itself.
+its reference. The reference of the tools is the net itself. Netron's server and chromium, without a window, draw each
+net: its nodes have to be the layers.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import ncnn  # type: ignore[import-untyped]
+import netron
 import numpy as np
 import onnx
+from netron.server import _HTTPRequestHandler as Handler
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt import convert
@@ -42,6 +49,7 @@ _HEADS = (
     "retinanet",
     "fcos",
 )
+_NODE = re.compile(r'class="node graph-node".*?<text[^>]*>([^<]*)</text><title>([^<]*)</title>')
 _COLUMNS = ("program", "net", "ran", "largest error")
 
 
@@ -73,6 +81,28 @@ def error(found: list[Array], expected: list[Array]) -> float:
     return max(float(abs(a - b.reshape(a.shape)).max() / abs(b).max()) for a, b in pairs)
 
 
+class Consenting(Handler):  # type: ignore[misc]
+    """Netron's pages with the cookie of a user who has consented: else they wait for a click."""
+
+    def end_headers(self) -> None:
+        """Add the cookie."""
+        self.send_header("Set-Cookie", "consent=1; path=/")
+        super().end_headers()
+
+
+def drawn(param: Path) -> str:
+    """Return how many layers, except the inputs, are nodes of Netron's page with their types and names."""
+    layers = [tuple(line.split()[:2]) for line in param.read_text().splitlines()[2:]]
+    layers = [layer for layer in layers if layer[0] != "Input"]
+    with patch("netron.server._HTTPRequestHandler", Consenting):
+        host, port = netron.start(str(param), address=("localhost", 0), browse=False)
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
+    page = subprocess.run([*words, f"http://{host}:{port}/"], check=True, capture_output=True, text=True).stdout
+    netron.stop((host, port))
+    nodes = _NODE.findall(unescape(page))
+    return "yes" if sorted(nodes) == sorted(layers) else f"{len(nodes)} of {len(layers)} layers"
+
+
 def rows(name: str, build: Path, folder: Path) -> Iterator[tuple[object, ...]]:
     """Yield the lines of a model; the tools run over those of the list only."""
     model = refilled(ROOT / "fixtures" / f"{name}.onnx")
@@ -101,6 +131,7 @@ def rows(name: str, build: Path, folder: Path) -> Iterator[tuple[object, ...]]:
     sizes = ",".join(f"[{','.join(map(str, reversed(feed.shape[1:])))}]" for feed in feeds.values())
     ran = run("benchmark/benchncnn", "2", "1", "0", "-1", "0", f"param={files[0]}", f"shape={sizes}")
     yield "benchncnn", name, ran, None
+    yield "Netron", name, drawn(folder / files[0]), None
     ran = run("tools/ncnn2mem", *files, "id.h", "mem.h")
     after = outputs_of(loaded(folder / "net.ncnn.param.bin", folder / files[1]), [*feeds.values()], by_number=True)
     yield "ncnn2mem", name, ran, f"{error(after, before):.1e}"
