@@ -341,7 +341,11 @@ def _tail_lines(result: Conversion, *, verbose: bool) -> list[str]:
     if result.tail is None:
         return []
     count, reasons = number_of(len(result.tail.model.graph.node), "node"), result.tail.reasons
-    note = f"note: programs that load the .param alone get {', '.join(result.cut)}: {_INNER}"
+    manifest = result.manifest()
+    net, model = (([x.name for x in entries]) for entries in (manifest.outputs, manifest.model_outputs))
+    inner = ", ".join(entry.blob for entry in manifest.outputs if entry.name not in model)
+    lost = ", ".join(name for name in model if name not in net)
+    note = f"note: programs that load the .param alone get {inner} in place of {lost}: {_INNER}"
     note += _WITHOUT if "NonMaxSuppression" in result.tail.operators else ""
     if verbose:
         return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons), note]

@@ -235,9 +235,9 @@ def compiled(example: Example, ncnn: Path, source: Path, folder: Path) -> Path:
     """Compile the example; return the program."""
     printed, (family, _, task) = _PRINTED[example.task], example.program.partition("_")
     if example.app:
-        words = {"folder": example.app / "app/src/main/jni", "base": family.upper().replace("V", "v"), "task": task}
-        words |= {"family": family, "program": example.program, "net": example.net, "side": example.side}
-        text = _APP.format(printed=printed, **words)
+        names = {"folder": example.app / "app/src/main/jni", "base": family.upper().replace("V", "v"), "task": task}
+        names |= {"family": family, "program": example.program, "net": example.net, "side": example.side}
+        text = _APP.format(printed=printed, **names)
     else:
         file, function = source / "examples" / f"{example.program}.cpp", example.program.removesuffix("_pnnx")
         text = _MAIN.format(source=file, function=function, printed=printed)

@@ -6,10 +6,11 @@
 BUILD is a folder where ncnn was built with NCNN_BUILD_TOOLS and NCNN_BUILD_BENCHMARK. Each model of the list becomes a
 net by `convert` with no other options. The package ncnn (pyncnn) loads the net and knows nothing else; ONNX Runtime is
 its reference. The reference of the tools is the net itself. Netron's server and chromium, without a window, draw each
-net: its nodes have to be the layers.
+net: its nodes have to be the layers. It draws the .param alone if it does not read the .bin beside it.
 """
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from html import unescape
@@ -91,7 +92,7 @@ class Consenting(Handler):  # type: ignore[misc]
 
 
 def drawn(param: Path) -> str:
-    """Return how many layers, except the inputs, are nodes of Netron's page with their types and names."""
+    """Return "yes" if the layers, except the inputs, are the nodes of Netron's page, with their types and names."""
     layers = [tuple(line.split()[:2]) for line in param.read_text().splitlines()[2:]]
     layers = [layer for layer in layers if layer[0] != "Input"]
     with patch("netron.server._HTTPRequestHandler", Consenting):
@@ -100,6 +101,8 @@ def drawn(param: Path) -> str:
     page = subprocess.run([*words, f"http://{host}:{port}/"], check=True, capture_output=True, text=True).stdout
     netron.stop((host, port))
     nodes = _NODE.findall(unescape(page))
+    if not nodes and param.with_suffix(".bin").exists():
+        return f"without the .bin: {drawn(Path(shutil.copy(param, param.parent / 'alone.param')))}"
     return "yes" if sorted(nodes) == sorted(layers) else f"{len(nodes)} of {len(layers)} layers"
 
 
