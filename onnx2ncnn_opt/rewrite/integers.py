@@ -17,6 +17,8 @@ from onnx2ncnn_opt.ir.spec import Trait
 # Layers that compute integers from floats or sizes; others do so only from integers.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute positions in an image
+_COUNTED = frozenset({"CumulativeSum", "Dequantize", "MemoryData", "Reduction"})
+_COMPUTES = _CALCULATES | {"MatMul", "Threshold"}
 _LARGEST_INT = 2048
 _LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 
@@ -57,31 +59,50 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
             _collect(blob, "it computes integers, perhaps above 2048, which fp16 does not tell apart", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
-            cones |= _of_positions(layer, ranges)
-        elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_INT and ranges.of(layer.input).is_integer:
-            limit = f"{layer['threshold']:.9g}"
-            cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
-            _collect(layer.input, cones[layer], ranges, cones)
+            side = _longest(layer.inputs[0])
+            if side is None or side > _LARGEST_SIDE:
+                size = f"more than {_LARGEST_SIDE} pixels a side" if side else "any size"
+                cone = {layer: f"it samples an image of {size}"}
+                _collect(layer.inputs[1], cone[layer], ranges, cone)
+                cones |= cone
         elif is_sort(layer):
             _collect_around(layer, "it sorts numbers and their indices, or computes with these", ranges, cones)
+    cones |= _counting(graph, ranges)
     yield from cones.items()
+
+
+def _counting(graph: Graph, ranges: Ranges) -> dict[Layer, str]:
+    """Return the layers that compute from counts and constants alone, and those that subtract a count from data.
+
+    Counts are integer inputs and sums of integers, such as positions. The difference of two counts, or the sine of one,
+    needs the exact number. Adding a count to data, or multiplying them, does not.
+    """
+    counts, reasons = set[Blob](), dict[Layer, str]()
+    reason = f"it computes with whole numbers, perhaps above {_LARGEST_INT}"
+    for layer in graph:
+        inputs = moved(layer) or layer.inputs[: 1 if layer.type == "Interp" else None]
+        others = [blob for blob in inputs if blob not in counts]
+        large = [blob for blob in layer.outputs if not ranges.of(blob).within(-_LARGEST_INT, _LARGEST_INT)]
+        if len(others) == len(inputs):
+            if large and layer.type in _COUNTED and ranges.of(layer.outputs[0]).is_integer:
+                counts.update(large)
+                _collect(large[0], reason, ranges, reasons)
+        elif layer.has(Trait.MOVES) or layer.type in _COMPUTES:
+            makers = [blob.producer.type if blob.producer else "" for blob in others if not _is_held(ranges, blob)]
+            if {"MemoryData"}.issuperset(makers):
+                counts.update(large)
+                reasons[layer] = reason
+            elif layer.computes(BinaryOp.SUB, BinaryOp.RSUB) and (_CALCULATES | {"Input"}).issuperset(makers):
+                reasons[layer] = reason
+                for blob in others:
+                    _collect(blob, reason, ranges, reasons)
+    return reasons
 
 
 def _longest(image: Blob) -> int | None:
     """Return the longest side of an image; None if its shape is unknown or dynamic."""
     sides = None if image.shape is None else image.shape[1:]
     return max(sides, default=1) if is_fixed(sides) else None
-
-
-def _of_positions(sample: Layer, ranges: Ranges) -> dict[Layer, str]:
-    """Return the layers that compute the positions of a GridSample, if fp16 cannot; with the reason."""
-    width, cone = _longest(sample.inputs[0]), dict[Layer, str]()
-    _collect(sample.inputs[1], "", ranges, cone)
-    if width is None or width > _LARGEST_SIDE:
-        size = f"more than {_LARGEST_SIDE} pixels a side" if width else "any size"
-        return dict.fromkeys((sample, *cone), f"it samples an image of {size}")
-    counts = any(layer.type == "CumulativeSum" for layer in cone)
-    return dict.fromkeys((sample, *cone), f"it counts positions, perhaps above {_LARGEST_INT}") if counts else {}
 
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:

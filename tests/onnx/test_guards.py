@@ -25,7 +25,7 @@ NUMBERS = np.array([0, -0.0, 1, -1, 0.5, 2, -2, 1e-3, 30, -30, 0.25, 3], np.floa
 SOME_LENGTHS = (1, 3, 33)
 # Of the largest number that a guard gives here, or of 1: fp16 has 11 bits, of which functions lose two or three.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1.6e-1}
-ROUNDING = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}
+ROUNDING = {"fp32": 2.0**-21, "fp16": 2.0**-10, "bf16": 2.0**-7}
 # ncnn's acos of 1 is 0.0005 on ARM.
 ROUGH = {"Where over Acos": 1e-3}
 LARGEST_HALF = 65504.0
@@ -99,19 +99,45 @@ INTEGERS = {
         "float[1,N] i",
         "h = Constant<value_float=500.0>() m = Less(i,h) k = Neg(i) y = Where(m,i,k)",
     ),
+    "positions in a window": ("int64[1,N] i", "d = Sub(i,p) a = Abs(d) m = LessOrEqual(a,two) y = Cast<to=1>(m)"),
+    "positions in blocks": ("int64[1,N] i", "a = Div(i,ten) b = Div(p,ten) m = Equal(a,b) y = Cast<to=1>(m)"),
+    "positions in two parts": (
+        "int64[1,N] i",
+        "a = Slice(i,zs,one,one) b = Slice(i,one,n,one) c = Concat<axis=1>(b,a) d = Sub(c,i) m = Greater(d,two) "
+        "y = Cast<to=1>(m)",
+    ),
+    "positions before a length": (
+        "float[1,N] i",
+        "f = Cast<to=1>(n) a = ReduceMax(i) b = Mul(a,f) c = Round(b) k = Cast<to=7>(c) m = Less(p,k) "
+        "y = Cast<to=1>(m)",
+    ),
+    "sines of positions": ("int64[1,N] i", "f = Cast<to=1>(i) a = Mul(f,third) y = Sin(a)"),
+    "squared distances of positions": (
+        "float[1,N] i",
+        "q = Transpose(p) e = Slice(q,minus,n,zs) d = Sub(p,e) f = Cast<to=1>(d) g = Mul(f,f) h = Neg(g) y = Exp(h)",
+    ),
 }
+POSITIONS = """two = Constant<value_int=2>() ten = Constant<value_int=10>() one = Constant<value_ints=[1]>()
+    z = Constant<value_int=0>() zs = Constant<value_ints=[0]>() minus = Constant<value_ints=[-3]>()
+    third = Constant<value_float=0.3333>() n = Shape<start=1>(i) s = Squeeze(n) o = Constant<value_int=1>()
+    row = Range(z,s,o) p = Unsqueeze(row,zs)"""
 
 
 @pytest.mark.parametrize("title", list(INTEGERS))
 def test_integers(title: str, device: NcnnWorker, tmp_path: Path) -> None:
     """Integers keep their bits, indexes and whole numbers what they are, where a net computes in fp16."""
     given, body = INTEGERS[title]
+    body = POSITIONS * ("position" in title) + body
     source = parsed(f"({given}) => (float[] y) <float[3000,8] t> {{ {body} }}", 20)
     source.graph.initializer.append(numpy_helper.from_array(TABLE, "t"))
     numbers = np.array([[2898, 2899, 2900, 7, 1, 2048]])
     feeds = {"i": np.concatenate([numbers, numbers[:, ::-1]]) if "2,6" in given else numbers}
     if "any" in title:
         feeds = {"i": np.resize(np.arange(0, 2000, 37), (1, 5000)).astype(np.float32)}
+    if "position" in title:  # those of the integers are off by -3 to 3
+        feeds["i"] = np.arange(3000)[None] + np.resize(np.arange(-3, 4), 3000)
+    if given.startswith("float[1,N]") and "position" in title:
+        feeds["i"] = np.full((1, 3000), 0.98666, np.float32)
     if "computed" in title:
         feeds["i"] = feeds["i"] - 1
     (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()

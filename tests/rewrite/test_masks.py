@@ -216,5 +216,5 @@ def test_a_lookup_at_counted_positions(counts: bool) -> None:
     layer(graph, "one").weights["data"] = np.ones(2, np.float32)
     layer(graph, "t").weights["data"] = np.zeros((2, 1, 64), np.float32)
     masks = prove_masks(graph)
-    assert [mask.layer for mask in masks.values()] == (["y", "s", "c", "ones"] if counts else [])
-    assert {mask.reason for mask in masks.values()} <= {"it counts positions, perhaps above 2048"}
+    assert [mask.layer for mask in masks.values()] == (["c", "ones", "s"] if counts else [])
+    assert {mask.reason for mask in masks.values()} <= {"it computes with whole numbers, perhaps above 2048"}

@@ -4,7 +4,6 @@ Every operator here treats the cells of a `SymbolicTensor` as elements, and rena
 move. If sizes cannot express a result (an undecided comparison, a fraction of a size), the importers emit layers.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import combinations
@@ -144,9 +143,15 @@ def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: A
     return a - (exact_div(a, b) or a // b) * b
 
 
+def _product(a: Any, b: Any) -> Any:
+    """Return a product; raise UnknownValue for two positions, whose squares are too large for float32 from 4096 on."""
+    require(not all(isinstance(cell, Sym) and any("#" in name for name in cell.names()) for cell in (a, b)))
+    return a * b
+
+
 def _power(a: Any, b: Any) -> Any:
     require(b in (1, 2, 3))
-    return math.prod([a] * int(b))
+    return reduce(_product, [a] * int(b))
 
 
 def _extreme(of_sizes: Callable[[Dim, Dim], Dim], of_numbers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -374,7 +379,7 @@ def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 _OPERATORS: Mapping[str, Operator] = {
     "Add": _arithmetic(lambda a, b: a + b),
     "Sub": _arithmetic(lambda a, b: a - b),
-    "Mul": _arithmetic(lambda a, b: a * b),
+    "Mul": _arithmetic(_product),
     "Pow": _arithmetic(_power),
     "Neg": _elementwise(lambda kind, shape, a: -a),
     "Div": _elementwise(_divided),
