@@ -39,8 +39,11 @@ def cpp_call(
     """
     count = f"{name.upper()}_TAIL_"
     lines = [f"{name}_tensor tail_in[{count}INPUTS], tail_out[{count}OUTPUTS];"]
+    places = [(str(size), number, axis) for number, x in enumerate(program.inputs) for axis, size in enumerate(x.shape)]
+    own = {size: f"tail_in[{number}].shape[{axis}]" for size, number, axis in places}
+    sizes = _sizes(manifest, {**own, **codes})
     for number, port in enumerate(program.inputs):
-        lines += _tail_input(manifest, port, number, mats.get(port.name, ""), codes)
+        lines += _tail_input(manifest, port, number, mats.get(port.name, ""), codes, sizes)
     lines += cpp_piece("call of the tail", tail=name)
     for number, port in enumerate(program.outputs):
         form, value = _PRINTF.get(port.dtype, ("%lld", "(long long){}"))
@@ -49,9 +52,11 @@ def cpp_call(
     return [f"    {line}" for line in (*lines, "free(memory);")]
 
 
-def _tail_input(manifest: Manifest, port: Port, number: int, mat: str, codes: Mapping[str, str]) -> Iterator[str]:
+def _tail_input(
+    manifest: Manifest, port: Port, number: int, mat: str, codes: Mapping[str, str], sizes: Mapping[str, str]
+) -> Iterator[str]:
     """Yield the lines that make an input of the tail: of a size, of a Mat of the net, or of the caller's array."""
-    kind, sizes = _c_type(port), _sizes(manifest, codes)
+    kind = _c_type(port)
     declaration = f"std::vector<{kind}> tail_data{number}"
     yield f"// {comment(port)}"
     if port.name in sizes:

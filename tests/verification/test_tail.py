@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.report.tail_call import cpp_call
 from onnx2ncnn_opt.runtime.compiled_tail import compiled
 from onnx2ncnn_opt.tail.reader import read_tail
 from onnx2ncnn_opt.tail.registry import TAIL_OPS
@@ -96,6 +97,16 @@ def test_casts_that_onnx_does_not_define_are_no_mistake(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(TAIL_OPS, "Cast", replace(op, function=shifted))
     assert "mismatch" in statuses(conversion)
+
+
+def test_the_size_of_an_input_that_the_net_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    graph = "(float[n, 4] x, float[1, m] y) => (int64[2, k] r) { z = Relu(x) i = NonZero(z) c = Size(y) r = Add(i, c) }"
+    conversion = lower(parsed(graph))
+    assert statuses(conversion) == {"ok"}
+    assert conversion.tail is not None
+    lines = cpp_call(conversion.manifest(), read_tail(conversion.tail.data), "net", {"z": "out0"}, {"n": "in0.h"})
+    assert "    std::vector<int64_t> tail_data2(1, (int64_t)(tail_in[0].shape[1]));" in lines
 
 
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

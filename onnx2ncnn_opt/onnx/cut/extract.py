@@ -1,6 +1,6 @@
 """Extraction of a tail's nodes into a separate ONNX model, and the model without them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import onnx
 import onnx_ir
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
+from onnx2ncnn_opt.ir.dim import Dim, Shape, names_in, texts
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import size_input
@@ -98,13 +98,19 @@ def extract_tail(
     `others` are outputs of the model that the net computes and these nodes do not read.
     """
     made = {value.name for node in nodes for value in node.outputs}
-    arrays = tuple(info for info in read.values() if isinstance(info, InputInfo))
+    arrays = [info for info in read.values() if isinstance(info, InputInfo)]
     values = {name: x for name, x in read.items() if isinstance(x, Tensor)}
     constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
     sizes = {name: x for name, x in read.items() if isinstance(x, Sizes)}
     before = {value.name: value for node in model.graph for value in node.outputs}
     of_net = {name: _type_of(x, before.get(name)) for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
-    dynamic = (cell for x in sizes.values() for cell in x.cells if not isinstance(cell, int))
+    dynamic = [cell for x in sizes.values() for cell in x.cells if not isinstance(cell, int)]
+    own = {value.name for value in reached(filter(None, map(before.get, of_net)), _operands)}
+    known = names_in(size for info in model.inputs if info.name in own or info in arrays for size in info.shape)
+    for info in model.inputs:
+        if names_in(dynamic) & names_in(info.shape) - known:  # for its sizes alone
+            arrays.append(info)
+            known |= names_in(info.shape)
     expressions = tuple(dict.fromkeys(map(str, dynamic)))
     first = [node for name, x in sizes.items() for node in _joined(name, x, constants)]
     inputs = [
@@ -118,7 +124,7 @@ def extract_tail(
     graph = helper.make_graph([*first, *last], "tail", inputs, outputs, tensors)
     opset = helper.make_opsetid("", model.opsets.get("", 1))
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    return Tail(proto, (*values, *others), arrays, expressions, _typed(model.outputs, proto, of_net), reasons)
+    return Tail(proto, (*values, *others), tuple(arrays), expressions, _typed(model.outputs, proto, of_net), reasons)
 
 
 def _joined(name: str, sizes: Sizes, constants: dict[str, Array]) -> list[onnx.NodeProto]:
@@ -152,8 +158,13 @@ def _type_of(x: Tensor, value: onnx_ir.Value | None) -> onnx_ir.DataType:
     own, starts = onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)), [value] if value is not None else []
     if own is not onnx_ir.DataType.FLOAT:
         return own
-    before = reached(starts, lambda v: structure.read_values(n) if (n := v.producer()) and not _declared(v) else ())
+    before = reached(starts, lambda v: () if _declared(v) else _operands(v))
     return next((kind for kind in map(_declared, before) if kind in _FLOATS), own)
+
+
+def _operands(value: onnx_ir.Value) -> Iterable[onnx_ir.Value]:
+    node = value.producer()
+    return () if node is None else structure.read_values(node)
 
 
 def _declared(value: onnx_ir.Value) -> onnx_ir.DataType | None:
