@@ -42,6 +42,8 @@ def shapes_of(inputs: str, shapes: dict[str, list[Any]]) -> dict[str, str]:
         ("float[a] x, float[12] m, float[b] y", {"m": ["a+b"], "y": [4]}, {"x": "8", "m": "12", "y": "4"}),
         ("float[s0] x, float[s1] y", {"x": ["s0"], "y": ["s0"]}, {"x": "s0", "y": "s0"}),
         ("float[a] x", {"x": ["(S + 1)//2"]}, {"x": "((1 + S)//(2))"}),
+        ("float[a,b] x, float[a] m", {"x": ["16*a", "b"]}, {"x": "16*a_1,b", "m": "16*a_1"}),
+        ("float[a,b] x", {"x": ["2*a", "3*a"]}, {"x": "2*a_1,3*a_1"}),
     ],
 )
 def test_inferred_sizes(inputs: str, shapes: dict[str, list[Any]], bound: dict[str, str]) -> None:
@@ -62,6 +64,7 @@ DYNAMIC = "float[N,3,H,W] x, float[N,7] ids"
         (DYNAMIC, {"x": [2**31, 3, 4, 4]}, "2147483648 is not a possible size"),
         (DYNAMIC, {"x": [1, 3, 4, 4], "ids": [2, 7]}, "size 'N' cannot be both 1 and 2"),
         ("float[a,a] x", {"x": [1, 2]}, "size 'a' cannot be both 1 and 2"),
+        ("float[a,a] x", {"x": ["a", "2*a"]}, "size 'a' cannot be both a_1 and 2[*]a_1"),
         ("float[8] x, float[9] y", {"x": ["S"], "y": ["S"]}, "axis 0 is 9 in the model, not 8"),
         ("float[a] x, float[12] m", {"x": ["P"], "m": ["P+S"]}, "axis 0 is 12 in the model, not P [+] S"),
         ("float[8] x", {"x": ["S*S"]}, r"axis 0 is 8 in the model, not S\*S"),

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, names_in, shape_text, substituted, symbol
 from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size, listed_sizes
@@ -80,7 +80,7 @@ def bind(
             names = [pool.take(f"{name}_{i}") for i in range(len(given))]
             infos[name] = replace(infos[name], shape=tuple(map(symbol, names)))
     equations = Equations(sizes or {})
-    _equate(infos, shapes, equations, declared)
+    _equate(infos, shapes, equations, declared, pool)
     bound, results = [], []
     for info in infos.values():
         if info.shape is None:
@@ -93,9 +93,16 @@ def bind(
 
 
 def _equate(
-    infos: Mapping[str, TensorInfo], shapes: GivenShapes, equations: Equations, listed: Iterable[TensorInfo]
+    infos: Mapping[str, TensorInfo],
+    shapes: GivenShapes,
+    equations: Equations,
+    listed: Iterable[TensorInfo],
+    pool: NamePool,
 ) -> None:
-    """Make every given size equal to the declared one; raise UsageError for the first impossible equation."""
+    """Make every given size equal to the declared one; raise UsageError for the first impossible equation.
+
+    In ``16*H`` for a size that the model calls H, H is a new name.
+    """
     symbols = {str(dim): dim for info in infos.values() for dim in info.shape or () if isinstance(dim, Sym)}
     pending = []
     for name, sizes in shapes.items():
@@ -106,6 +113,9 @@ def _equate(
             raise UsageError(f"{where} has {len(given)} sizes, the model wants {len(shape)}; {_listing(listed)}")
         pairs = enumerate(zip(shape, given, strict=True))
         pending += [(where, axis, dim, size) for axis, (dim, size) in pairs if size is not None]
+    own = {str(dim) for *_, dim, size in pending if dim != size and str(dim) in names_in([size])}
+    new = {name: symbol(pool.take(name)) for name in sorted(own)}
+    pending = [(where, axis, dim, substituted(size, new)) for where, axis, dim, size in pending]
     # An equation with several unknowns may need the solutions of others first.
     while pending:
         left = [equation for equation in pending if not equations.equate(equation[2], equation[3])]
