@@ -271,7 +271,7 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     limits = [(str(size), *limit_of(str(size), least)) for size, least in result.minimum.items()]
     notes = [
         f"{name} must be {limit} in this net"
-        + ("; for smaller sizes, fix it with --shape" if name == size else ", as the model has a table of that length")
+        + ("; for smaller sizes, fix it with --shape" if name == size else ": a table or a sort takes no more")
         for size, name, limit in limits
         if name != size or "(" not in size
     ]
