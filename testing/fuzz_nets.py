@@ -96,7 +96,7 @@ def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worke
         except RunError:  # which is the original's fault
             return ""
         renamed = {names[blob]: array for blob, array in drawn.items()}
-        reports = compare_outputs(after, renamed, reference, wanted, DEFAULT)
+        reports, _ = compare_outputs(after, renamed, reference, wanted, DEFAULT)
         wrong = [report for report in reports if report.status not in ("ok", "unproven")]
         if not wrong:
             continue

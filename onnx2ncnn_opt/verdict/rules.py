@@ -142,16 +142,16 @@ def _rounding(case: Case) -> Verdict | None:
     return case.with_moves(verdict, case.rounding) if case.is_plain else verdict
 
 
-def _kernels(case: Case) -> Verdict | None:
-    if not case.is_fp32 or case.is_plain:
-        return None
-    return case.with_moves(case.verdict("kernels", DEFAULT), DEFAULT)
-
-
 def _weights(case: Case) -> Verdict | None:
     if not case.is_fp32 or not case.weights():
         return None
     return case.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.weights(), slices=False))
+
+
+def _kernels(case: Case) -> Verdict | None:
+    if not case.is_fp32 or case.is_plain:
+        return None
+    return case.with_moves(case.verdict("kernels", DEFAULT), DEFAULT)
 
 
 def _quantised(case: Case) -> Verdict | None:
@@ -207,6 +207,13 @@ RULES = (
         _rounding,
     ),
     Rule(
+        "weights",
+        "fp32, and weights of 16 or 8 bits",
+        "4 times the error of the model with its own weights rounded in this way",
+        "the option for smaller weights asks for this error; passes round the weights after they are folded",
+        _weights,
+    ),
+    Rule(
         "kernels",
         "fp32; all nets run with ncnn's faster kernels, such as winograd",
         "1e-3, also of the largest value of each slice of 64 numbers or more, if ncnn's plain kernels agree by another "
@@ -214,13 +221,6 @@ RULES = (
         "the transforms of winograd have errors up to 3e-4; wrong nets are off by 1e-2 and more, or wrong with plain "
         "kernels, too",
         _kernels,
-    ),
-    Rule(
-        "weights",
-        "fp32, and weights of 16 or 8 bits",
-        "4 times the error of the model with its own weights rounded in this way",
-        "the option for smaller weights asks for this error; passes round the weights after they are folded",
-        _weights,
     ),
     Rule(
         "quantised",

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
 from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
-from onnx2ncnn_opt.verdict.rules import ADVICE, ORDER
+from onnx2ncnn_opt.verdict.rules import ADVICE
 from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
 from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, load_converted, small_runs
@@ -261,14 +261,12 @@ class _ModelJudge:
         return judge_token(tokens, self.notes, f"{run} in {mode}", relative, run.reference, values) if tokens else []
 
     def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
-        """Return the reports with ncnn's plain kernels, if outputs need these: they have rounding errors only."""
+        """Return the reports with ncnn's plain kernels, which have rounding errors only, if these are wrong."""
         needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in rows)
         if not self._has_plain or is_wrong(rows) or not needs_plain:
             return rows
         plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best().rows
-        by_kernels = {row.name: row for row in rows if row.rule == "kernels"} if not is_wrong(plain) else {}
-        pairs = ((by_kernels.get(row.name, row), row) for row in plain)
-        return [max(pair, key=lambda row: ORDER.get(row.rule, 0)) for pair in pairs]
+        return plain if is_wrong(plain) else rows
 
     def _explained(
         self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str

@@ -41,6 +41,7 @@ UNPROVEN_NET = (
     "(try another --seed or --shape, or --no-verify)"
 )
 NO_BOXES = "no boxes before and after; the inputs of the detection agree"
+Results = Mapping[str, Array | Failure]
 # The bits of computed NaNs, positive and negative.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
@@ -186,13 +187,14 @@ class _NetJudge(Judge):
         """Run the net; if it is wrong in 16 bits, run the original in the same mode too."""
         tolerance = self.options.allowed(self._tolerance)
         feeds = {self._names[name]: array for name, array in run.feeds.items()}
-        reports = compare_outputs(self._runner, feeds, run.reference, self._names, tolerance)
+        names = {name: self._names[name] for name in (*self._compared, *self.boxes)}
+        reports, results = compare_outputs(self._runner, feeds, run.reference, names, tolerance)
         if self.boxes:
-            reports = self._with_boxes(reports, run, feeds, tolerance)
+            reports = self._with_boxes(reports, results, run, tolerance)
         if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
             return reports
         original = self._load(self.pair.source, exact=False, mode=mode)
-        before = compare_outputs(original, self._original_feeds(run), run.reference, self._compared, tolerance)
+        before, _ = compare_outputs(original, self._original_feeds(run), run.reference, self._compared, tolerance)
         texts = {row.name: f" (before it was optimised: {row.message})" for row in before if row.message}
         return [
             row if row.status == "ok" else replace(row, message=row.message + texts.get(row.name, ""))
@@ -200,16 +202,14 @@ class _NetJudge(Judge):
         ]
 
     def _with_boxes(
-        self, reports: Sequence[OutputReport], run: Run, feeds: Mapping[str, Array], tolerance: Tolerance
+        self, reports: Sequence[OutputReport], results: Results, run: Run, tolerance: Tolerance
     ) -> tuple[OutputReport, ...]:
-        """Return the reports of all outputs; `feeds` are those of the new net."""
+        """Return the reports of all outputs, with boxes; `results` are the new net's."""
         names = self._names
         inputs = [report for report in reports if report.name in self._detector_inputs]
         wrong = [replace(r, message=f"'{r.name}', which decides the boxes: {r.message}") for r in inputs if r.message]
-        if wrong:
-            boxes = [replace(wrong[0], name=name, blob=names[name]) for name in self.boxes]
-        else:
-            results = self._runner.extract(feeds, [names[name] for name in (*self._detector_inputs, *self.boxes)])
+        boxes = [replace(row, name=name, blob=names[name]) for row in wrong[:1] for name in self.boxes]
+        if not wrong:
             blobs = {origin: results[names[name]] for name, origin in self._detector_inputs.items()}
             arrays = {origin: array for origin, array in blobs.items() if not isinstance(array, Failure)}
             original = self._load(self.pair.source, exact=self._exact, worker=self._second)
@@ -247,15 +247,14 @@ def compare_outputs(
     reference: Mapping[str, Array],
     names: Mapping[str, str],
     tolerance: Tolerance,
-) -> tuple[OutputReport, ...]:
-    """Compare a net's outputs with its reference; `names` has the net's names of the outputs."""
+) -> tuple[Sequence[OutputReport], Results]:
+    """Compare a net's outputs with its reference; return also all its blobs of `names`, by output."""
     try:
-        results = runner.extract(feeds, [names[name] for name in reference])
+        results = runner.extract(feeds, list(names.values()))
     except RunError as error:
-        return failed(reference, error)
-    return tuple(
-        _judge(name, names[name], results[names[name]], expected, tolerance) for name, expected in reference.items()
-    )
+        return failed(reference, error), {}
+    pairs = ((name, names[name], expected) for name, expected in reference.items())
+    return [_judge(name, blob, results[blob], expected, tolerance) for name, blob, expected in pairs], results
 
 
 def _judge(

@@ -8,8 +8,8 @@ _SHORT = {
     "equal": "integers and bools: no difference",
     "limit": "16 bits, --rtol: a number",
     "rounding": "fp32: what rounding explains",
-    "kernels": "winograd's errors; plain kernels agree",
     "weights": "weights of 16 or 8 bits",
+    "kernels": "winograd's errors; plain kernels agree",
     "quantised": "a model that rounds by itself",
     "decided": "elements that rounding decides",
 }

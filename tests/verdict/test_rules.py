@@ -34,12 +34,12 @@ NEED: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "equal": ("(float[4,9] x) => (int64[4] y) { y = ArgMax<axis = 1, keepdims = 0>(x) }", {}, {}),
     "limit": (PRODUCT, {}, {"rtol": 1e-4}),
     "rounding": (PRODUCT, {}, {}),
+    "weights": (PRODUCT, {"storage": "bf16"}, {}),
     "kernels": (
         "(float[1,64,24,24] x) => (float[1,64,22,22] y) <float d = {8192}> " + SUMS,
         {},
         {"wanted": Wanted(ranges=((-9, 9),))},
     ),
-    "weights": (PRODUCT, {"storage": "bf16"}, {}),
     "quantised": (QUANTISED, {"quantized": "keep"}, {}),
     "decided": (PARITY, {}, {}),
 }
