@@ -118,9 +118,8 @@ class Rounding:
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         try:
             data = float_model(loaded.graph)
-            fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
             coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))
-            return None if data is None else (OrtRunner(data, **fixed), coarser)
+            return None if data is None else (self._rewritten(data), coarser)
         except (RunError, EncodeError):
             return None
 
