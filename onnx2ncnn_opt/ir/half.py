@@ -4,7 +4,6 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
-from onnx2ncnn_opt.ir.kernels import has_arm_kernel
 from onnx2ncnn_opt.ir.weight import Array
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
@@ -28,7 +26,6 @@ HALF_WEIGHTS = frozenset(
     {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
-_IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 
 
 def to_half(numbers: Array) -> Array:
@@ -40,11 +37,6 @@ def to_half(numbers: Array) -> Array:
         return np.asarray((numbers + bits.view(np.float32)) - bits.view(np.float32))
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16).astype(np.float32)
-
-
-def makes_32_bits(layer: Layer) -> bool:
-    """Return whether a layer's outputs have 32 bits on ARM; ncnn then rounds them for their consumers."""
-    return layer.type in _IN_32_BITS or not has_arm_kernel(layer.type)
 
 
 def own_numbers(layer: Layer) -> dict[str, Array]:
@@ -70,32 +62,6 @@ def _as_scale(layer: Layer) -> Layer:
         factor = slope / np.sqrt(var + np.float32(layer["eps"]))
         weights = {"scale_data": factor, "bias_data": bias - factor * mean}
     return Layer("Scale", layer.name, params={"scale_data_size": slope.size, "bias_term": 1}, weights=weights)
-
-
-def in_half(layer: Layer, *, has_weights: bool) -> Layer | None:
-    """Return a copy with `own_numbers`, and with `has_weights` the weights, in fp16; None if nothing changes.
-
-    Biases are not rounded: kernels that accumulate in 32 bits have them in 32 bits. A .param cannot hold infinity; the
-    largest float32 replaces it, and only the product with 0 differs.
-    """
-    numbers = own_numbers(layer)
-    if has_weights and layer.type in HALF_WEIGHTS and len(layer.outputs) == 1:
-        stored = [(name, weight) for name, weight in layer.weights.stored_items() if weight.is_float]
-        numbers |= {name: np.asarray(weight.array, np.float32) for name, weight in stored if _is_factor(name)}
-    halves = {name: to_half(array) for name, array in numbers.items()}
-    if all(np.array_equal(halves[name], array, equal_nan=True) for name, array in numbers.items()):
-        return None
-    layer = _as_scale(layer)
-    weights = {name: array for name, array in halves.items() if name in layer.weights}
-    params: dict[str, Any] = {
-        name: tuple(a.tolist()) if a.ndim else float(a) for name, a in halves.items() if name not in weights
-    }
-    return layer.having(weights=weights, **params)
-
-
-def _is_factor(weight: str) -> bool:
-    """Return whether the layer multiplies inputs by a weight."""
-    return "bias" not in weight and "scale" not in weight and weight != "C_data"
 
 
 def winograd_tile(layer: Layer) -> int:

@@ -1,8 +1,7 @@
-"""ncnn's kernels and their costs, for every choice between layers.
+"""The costs of ncnn's kernels, for every choice between layers.
 
-A layer without a kernel for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd, no packing.
-The list is that of ncnn 1.0.20261020. The costs were measured with it on one thread of an x86 CPU with AVX-512
-(docs/measurements.md). Plain loops are not faster elsewhere.
+They were measured with ncnn 1.0.20261020 on one thread of an x86 CPU with AVX-512 (docs/measurements.md). A layer
+without a kernel for an architecture runs ncnn's plain loop there, which is not faster elsewhere.
 """
 
 from collections.abc import Iterable
@@ -10,15 +9,6 @@ from math import prod
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Layer
-
-_PLAIN_LOOPS = """
-    ArgMax BNLL CELU Convolution3D ConvolutionDepthWise1D ConvolutionDepthWise3D CumulativeSum Deconvolution1D
-    Deconvolution3D DeconvolutionDepthWise1D DeconvolutionDepthWise3D DeformableConv2D DetectionOutput Diag Einsum
-    Embed Exp ExpandDims Flip Fold GLU GridSample InverseSpectrogram Log MVN Normalize PSROIPooling Permute Pooling1D
-    Pooling3D Power PriorBox Proposal ROIAlign ROIPooling Reduction Reorg SPP Shrink Softplus Spectrogram Squeeze
-    StatisticsPooling Threshold Tile Unfold YoloDetectionOutput Yolov3DetectionOutput
-"""
-_PLAIN_ON_ARM = frozenset(_PLAIN_LOOPS.split())
 
 # Nanoseconds for one multiplication and addition of a layer with weights.
 _NS_PER_PRODUCT = {
@@ -54,11 +44,6 @@ _NS_PER_SCORE = 0.65  # a query times a key of a head: in MultiHeadAttention mor
 _NS_PER_BYTE = 0.05  # read or written
 _NS_PER_LAYER = 1_000.0
 _USUAL_SIZE = 64  # replaces an unknown size; the tokens of an unknown image, H * W, are 64 * 64
-
-
-def has_arm_kernel(type: str) -> bool:
-    """Return whether ncnn has code of its own for a layer on ARM; False for a plain loop."""
-    return type not in _PLAIN_ON_ARM
 
 
 def cost(layers: Iterable[Layer]) -> float:

@@ -8,10 +8,9 @@ measured on a sample of each layer, and added as random errors of that size.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -25,11 +24,9 @@ from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexe
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import in_half, makes_32_bits
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
-from onnx2ncnn_opt.param.splits import Listing
 from onnx2ncnn_opt.precision.half_sums import Inner, inner_arithmetic
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, unmoved
@@ -45,7 +42,6 @@ SAMPLED = frozenset(
 _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
-_MOST_WEIGHTS = 2**25  # that are rounded: the net has each of them twice
 _ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
@@ -83,7 +79,7 @@ class Estimator:
     feeds: Mapping[Blob, Feed]
     timeout: float = 300.0
     worker: NcnnWorker | None = None  # a process to use again, instead of one of its own
-    bin: Path | None = None  # the graph's weights, if they are written already; at the end it is as it was
+    bin: Path | None = None  # the graph's weights, if they are written already
     # The rows of sorts in 32 bits, with which all runs go on: 16 bits may exchange rows.
     _rows: Mapping[str, Feed] | None = field(default=None, init=False)
 
@@ -92,16 +88,14 @@ class Estimator:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = temporary_folder()
         self._worker = self.worker or NcnnWorker()
-        weights = (weight for layer in self.graph for _, weight in layer.weights.stored_items())
-        is_small = sum(weight.array.size for weight in weights) <= _MOST_WEIGHTS
-        both = ((layer, in_half(layer, has_weights=is_small)) for layer in self.graph)
-        halves = {layer: half for layer, half in both if half is not None}
-        listing, self._runner = self._written(halves)
+        files = NetFiles.at(Path(self._folder.name) / "net")
+        if self.bin is None:
+            with files.bin.open("wb") as stream:
+                write_weights(self.graph, stream)
+        listing = write_param(self.graph, files.param)
+        bin = self.bin or files.bin
+        self._runner = NcnnRunner(files.param, bin, worker=self._worker, timeout=self.timeout, threads=None)
         self.names = listing.tops
-        self._halves = {layer: self.names[half.output] for layer, half in halves.items()}
-        bottoms = {line.layer: line.bottoms for line in listing.lines if line.layer is not None}
-        # If a layer is computed one way, these blobs of the other way would stay in memory: as half, and as it is.
-        self._unread = {layer: (bottoms[layer], bottoms[half]) for layer, half in halves.items()}
         self._sorts = sorts(self.graph)
         self._indexes = index_blobs(self.graph)
         self._opaque = caches(self.graph) | after_boxes(self.graph, but=self._sorts)
@@ -119,8 +113,6 @@ class Estimator:
     def __exit__(self, *_: object) -> None:
         if self.worker is None:
             self._worker.close()
-        if self.bin is not None:
-            os.truncate(self.bin, self._size)
         self._folder.cleanup()
 
     def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
@@ -128,30 +120,6 @@ class Estimator:
         other = copy(self)
         other.feeds, other._rows = feeds, None
         return other
-
-    def _written(self, halves: Mapping[Layer, Layer]) -> tuple[Listing, NcnnRunner]:
-        """Write the net; a layer whose own numbers change in fp16 is in it a second time, with them, at its end.
-
-        A walk takes one of the two. So one net in ncnn serves all walks: to load a large one takes longer than to run
-        it.
-        """
-        files = NetFiles.at(Path(self._folder.name) / "net")
-        for layer, half in halves.items():
-            blob = layer.output
-            half.inputs, half.outputs = layer.inputs, (Blob(f"{blob.name}_half", blob.shape, blob.batch),)
-            self.graph.add(half)
-        try:
-            if self.bin is not None:
-                files = replace(files, bin=self.bin)
-                self._size = self.bin.stat().st_size
-            with files.bin.open("ab") as stream:
-                write_weights(self.graph if self.bin is None else halves.values(), stream)
-            listing = write_param(self.graph, files.param)
-        finally:
-            for half in halves.values():
-                self.graph.remove(half)
-        runner = NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=None)
-        return listing, runner
 
     def fetch(self, blob: Blob) -> Fetch:
         """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
@@ -177,7 +145,7 @@ class Estimator:
         sampled: bool = False,
         seed: int = 0,
     ) -> Walk:
-        """Run the net, in fp16 if `rounded`: with every blob and the layers' own numbers rounded, except by masks.
+        """Run the net, in fp16 if `rounded`: with every blob rounded, except by masks.
 
         With `noise`, arithmetic in fp16 puts these errors on the outputs of layers, for a seed. A `sampled` run
         computes `Walk.inner`.
@@ -237,19 +205,11 @@ class Estimator:
     ) -> dict[WalkStep, Blob]:
         """Return the blobs of a run, in the order of the file; `readers` need theirs sent."""
         steps: dict[WalkStep, Blob] = {}
-        unread: list[str] = []
         for layer, blob in self._known():
             is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
             is_sent = is_end or any(user in readers for user in blob.users)
-            other = "" if not rounded or layer["featmask"] & Feature.NO_FP16_STORAGE else self._halves.get(layer, "")
-            if layer in self._unread:
-                as_half, as_is = self._unread[layer]
-                unread += (*as_half, other) if other else as_is
-            own, cast = noise.get(layer, _EXACT), makes_32_bits(layer)
-            is_rounded = rounded and blob not in self._indexes and not _stays(blob)
-            changes = is_rounded, cast, own.spread, own.relative, own.places
-            steps[WalkStep(self.names[blob], *changes, is_sent, _SAMPLE, other, tuple(unread))] = blob
-            unread.clear()
+            own, is_rounded = noise.get(layer, _EXACT), rounded and blob not in self._indexes and not _stays(blob)
+            steps[WalkStep(self.names[blob], is_rounded, own.spread, own.relative, is_sent, _SAMPLE)] = blob
         return steps
 
     def _known(self) -> Iterator[tuple[Layer, Blob]]:

@@ -24,8 +24,7 @@ from onnx2ncnn_opt.ir.half import INPUT_MARGIN, LARGEST, computes_in_half, softm
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.ir.windows import axes_of, groups_of, pads_of
 
-_TILES, _CHANNELS, _QUERIES = 12, 12, 8
-_MIXES = 8  # of all input channels, for the power of each winograd tile
+_TILES, _CHANNELS, _QUERIES = 24, 8, 8
 _ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
 # The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
@@ -33,7 +32,7 @@ _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 
 # GPU 1; 5 is a compromise.
 _LANES, _LANES_OF_ROW = 8, 5
 _SAMPLE_MARGIN = 2.0  # winograd's sums may be this many times larger than in the sampled tiles and channels
-_SQ2, _TINY = math.sqrt(2.0), 1e-30
+_SQ2 = math.sqrt(2.0)
 
 # For tiles of 6, 4 and 2 outputs: the finite points of the transforms, and the factors of the output's columns.
 _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -47,10 +46,9 @@ class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
     `spread` lists equally frequent root mean squares of the error, in the output's units: one channel may have ten
-    times the error of another. With one for each output element, the order is the same. `places` has a factor (float16)
-    for each place in the plane of a convolution's output, in the order of rows; the mean of their squares is 1.
-    `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that. `how` names the
-    arithmetic; `device` is set if only one kind of device has it. `relative` is an error in units of the element.
+    times the error of another. With one for each output element, the order is the same. `overflows` is True if a number
+    inside became infinite; the feature mask `remedy` prevents that. `how` names the arithmetic; `device` is set if only
+    one kind of device has it. `relative` is an error in units of the element.
     """
 
     how: str
@@ -59,7 +57,6 @@ class Inner(NamedTuple):
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
     device: Device | None = None
     relative: float = 0.0
-    places: bytes = b""
 
     @property
     def error(self) -> float:
@@ -122,18 +119,7 @@ def _sums_of_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Gene
     elif (factors := _factors(layer, inputs)) is not None and factors[0].shape[1] == factors[1].shape[1]:
         sample = _row_products(*factors, rng)
     if sample is not None:
-        yield _sum_effect(layer, sample, _lanes(layer, x))
-
-
-class _Sums(NamedTuple):
-    """The terms (last axis) of some sums that a layer accumulates in fp16, and each sum's output channel.
-
-    For convolutions also the power of what each sum reads, and each place of the output, (height, width).
-    """
-
-    products: Array
-    channels: Array
-    powers: tuple[Array, Array] | None = None
+        yield _sum_effect(layer, *sample, _lanes(layer, x))
 
 
 def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Iterator[Array]:
@@ -143,20 +129,21 @@ def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Itera
         yield np.resize(_indices(count, sums, rng), sums)[rng.permutation(sums)]
 
 
-def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> _Sums:
-    """Return the products of random pairs of rows of two matrices; the second rows are the channels.
+def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the products of random pairs of rows of two matrices, and the second rows, which are the channels.
 
     If the first matrix has one row, and the second is not large, they are all products, in the order of the result.
     """
     if len(rows) == 1 and columns.size <= _TERMS_OF_ROW:
         channels = np.append(np.zeros(_AT_LARGEST, int), np.arange(len(columns)))
-        return _Sums(to_half(rows) * to_half(columns)[channels], channels)
+        return to_half(rows) * to_half(columns)[channels], channels
     chosen, channels = _pairs((len(rows), len(columns)), rows.shape[1], rng)
     chosen[:_AT_LARGEST] = int(np.abs(rows).argmax()) // rows.shape[1]
-    return _Sums(to_half(rows[chosen]) * to_half(columns[channels]), channels)
+    return to_half(rows[chosen]) * to_half(columns[channels]), channels
 
 
-def _window_products(layer: Layer, x: Array, weight: Array, rng: np.random.Generator) -> _Sums | None:
+def _window_products(layer: Layer, x: Array, weight: Array, rng: np.random.Generator) -> tuple[Array, Array] | None:
+    """Return the products of random windows of a convolution's input and its weights, and the channels."""
     axes, groups, (image, *_) = axes_of(layer), groups_of(layer), _padded(layer, x)
     height, stride, dilation = (layer[f"{name}_h"] if "h" in axes else 1 for name in ("kernel", "stride", "dilation"))
     taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
@@ -171,12 +158,7 @@ def _window_products(layer: Layer, x: Array, weight: Array, rng: np.random.Gener
     top, left = _largest_at(image)
     places[:_AT_LARGEST] = min(top // stride, rows - 1) * columns + min(left // layer["stride_w"], columns - 1)
     patches = windows[channels * groups // len(taps), :, places // columns, places % columns]
-    products = to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1))
-    if groups > 1:  # each channel has powers of its own
-        return _Sums(products, channels)
-    pixels = np.einsum("chw,chw->hw", image, image)
-    powers = sliding_window_view(pixels, extents)[steps].sum((2, 3))
-    return _Sums(products, channels, (powers.ravel()[places], powers))
+    return to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1)), channels
 
 
 def _padded(layer: Layer, x: Array, tile: int = 1) -> tuple[Array, int, int]:
@@ -200,21 +182,6 @@ def _largest_at(image: Array) -> tuple[int, int]:
     at = image.argmax() if image.max(initial=0.0) >= -image.min(initial=0.0) else image.argmin()
     _, row, column = np.unravel_index(int(at), image.shape)
     return int(row), int(column)
-
-
-def _by_place(errors: Array, powers: Array, plane: Array) -> tuple[Array, bytes]:
-    """Return errors in units of the roots of the powers at their places, and these roots of the whole plane.
-
-    Both are scaled so that the mean square of the roots is 1.
-    """
-    plane = np.where(np.isfinite(plane), plane, 0.0)
-    mean = float(plane.mean(dtype=np.float64)) or 1.0
-    counts = (errors > 0) & (powers > 0) & np.isfinite(powers)
-    errors, powers = errors[counts], powers[counts] / mean
-    sizes = errors / np.sqrt(powers)
-    if sizes.size:  # the errors of large powers decide about the mean
-        sizes *= math.sqrt(np.square(errors).sum() / powers.sum()) / _rms(sizes)
-    return sizes, np.sqrt(plane / mean).astype(np.float16).tobytes()
 
 
 def _factors(layer: Layer, inputs: Sequence[Array]) -> tuple[Array, Array] | None:
@@ -252,18 +219,15 @@ def _lanes(layer: Layer, x: Array) -> int:
     return _LANES_OF_ROW if layer.type == "Gemm" and x.ndim == 2 and len(x) == 1 else 1
 
 
-def _sum_effect(layer: Layer, sample: _Sums, lanes: int) -> Inner:
+def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
     """Return the effect of rounding each step of the sums along the last axis; a sum has `lanes` partial sums."""
-    channels, count, places = sample.channels, sample.products.shape[-1], b""
-    products = np.pad(sample.products, [(0, 0), (0, -count % lanes)]).reshape(len(channels), -1, lanes)
-    sums, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
-    sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
-    is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
-    errors = _activated_errors(layer, sums, errors, is_complete=is_complete or sample.powers is not None)
-    if sample.powers is not None:
-        powers, plane = sample.powers
-        errors, places = _by_place(errors, powers[_AT_LARGEST:], plane)
-    return Inner(f"sums of {count} products", tuple(errors.tolist()), _overflows(peak), places=places)
+    count = products.shape[-1]
+    products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(channels), -1, lanes)
+    partial, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
+    errors = _activated_errors(layer, partial.sum(-1), np.sqrt((errors**2).sum(-1)))[_AT_LARGEST:]
+    is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(errors)))
+    spread = np.nan_to_num(errors) if is_complete else errors[np.isfinite(errors)]
+    return Inner(f"sums of {count} products", tuple(spread.tolist()), _overflows(peak))
 
 
 def _rounded_sums(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
@@ -287,15 +251,11 @@ def _bias(layer: Layer, channels: Array) -> Array:
     return np.asarray(layer.weights[name], np.float32).ravel()[channels]
 
 
-def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_complete: bool = False) -> Array:
-    """Return the finite errors after the activation, of sums that it does not map to 0.
-
-    If the sums are the whole output (`is_complete`), the errors of all others are 0.
-    """
+def _activated_errors(layer: Layer, sums: Array, errors: Array) -> Array:
+    """Return the errors after the activation; NaN for sums that it maps to 0, and for infinite errors."""
     high, exact, low = (_activated(layer, x) for x in (sums + errors, sums, sums - errors))
     sizes = np.abs(high - low) / 2
-    counts = (exact != 0) & np.isfinite(sizes)
-    return np.where(counts, sizes, 0.0) if is_complete else np.asarray(sizes[counts])
+    return np.where((exact != 0) & np.isfinite(sizes), sizes, np.nan)
 
 
 def _activated(layer: Layer, x: Array) -> Array:
@@ -344,57 +304,33 @@ def _in_steps(matrix: Array, x: Array) -> Array:
 
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
-    """Return the effect of winograd in fp16 on some tiles of the input; others have errors like their power.
-
-    The power is that of the transformed input: edges and texture have a hundred times the power of flat tiles.
-    """
+    """Return the effect of winograd in fp16, on some tiles of the input and the one with the largest number."""
     image, height, width = _padded(layer, x, tile)
-    windows = _windows(image, tile)
-    powers = _tile_powers(image, tile, rng)
-    chosen = _some_tiles(image, powers, tile)
+    windows = _tiles(image, tile)
+    # Tiles of all powers: edges and texture have a hundred times the power of flat tiles.
+    mixed = _tiles(np.tensordot(rng.choice((-1.0, 1.0), (1, len(image))), image, 1), tile)[0]
+    powers = np.square(_transforms(tile)[0] @ mixed @ _transforms(tile)[0].T).mean((-2, -1))
+    order = np.argsort(powers, axis=None)
+    largest = np.minimum(np.array(_largest_at(image)) // tile, np.array(powers.shape) - 1)
+    chosen = np.append(
+        order[np.linspace(0, order.size - 1, min(order.size, _TILES)).astype(int)],
+        np.ravel_multi_index(tuple(largest), powers.shape),
+    )
     rows, columns = np.unravel_index(chosen, powers.shape)
     channels = _indices(len(weight), max(_CHANNELS, _TILES * _CHANNELS // len(chosen)), rng)
     exact, errors, peak = _in_tiles(np.moveaxis(windows[:, rows, columns], 0, 1), weight[channels], tile)
-    sums = exact[:-1] + _bias(layer, channels)[:, None, None]
-    errors = _activated_errors(layer, sums, errors[:-1], is_complete=True)
-    inside = np.arange(tile) < np.array((height - rows[:-1] * tile, width - columns[:-1] * tile))[..., None]
-    errors *= (inside[0, :, :, None] & inside[1, :, None])[:, None]  # ncnn drops results beyond the output
-    by_tile = np.broadcast_to(powers[rows[:-1], columns[:-1], None, None, None], errors.shape)
-    by_place = np.square(errors).sum((0, 1)) / np.maximum(by_tile.sum((0, 1), where=errors > 0), _TINY)
-    plane = (powers[:, None, :, None] * by_place[:, None]).reshape(len(powers) * tile, -1)[:height, :width]
-    sizes, places = _by_place(errors, by_tile * by_place, plane)
+    errors = _activated_errors(layer, exact + _bias(layer, channels)[:, None, None], errors)
+    inside = np.arange(tile) < np.array((height - rows * tile, width - columns * tile))[..., None]
+    errors = np.where((inside[0, :, :, None] & inside[1, :, None])[:, None], errors, np.nan)[:-1]
+    spread = errors[np.isfinite(errors)]  # ncnn drops results beyond the output
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
-    spread = sizes[_indices(len(sizes), _SUMS, rng)]
     overflows = _overflows(peak, INPUT_MARGIN * _SAMPLE_MARGIN)
-    return Inner("winograd's sums", tuple(spread.tolist()), overflows, remedy, places=places)
+    return Inner("winograd's sums", tuple(spread[_indices(len(spread), _SUMS, rng)].tolist()), overflows, remedy)
 
 
-def _windows(image: Array, tile: int) -> Array:
+def _tiles(image: Array, tile: int) -> Array:
     """Return what each tile reads: (channels, rows, columns, tile + 2, tile + 2)."""
     return sliding_window_view(image, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
-
-
-def _tile_powers(image: Array, tile: int, rng: np.random.Generator) -> Array:
-    """Return the power of the transformed input of each tile, (rows, columns).
-
-    A few sums of all channels with random signs have it, on average: a tile may be empty in all but a few channels.
-    """
-    signs = rng.choice(np.array((-1, 1), np.float32), (_MIXES, len(image)))
-    itm = _transforms(tile)[0].astype(np.float64)
-    mixes = _windows(np.tensordot(signs, image, 1), tile)
-    powers = np.asarray(sum(np.square(itm @ mix @ itm.T).mean((-2, -1)) for mix in mixes))
-    return np.where(np.isfinite(powers), powers, 0.0)
-
-
-def _some_tiles(image: Array, powers: Array, tile: int) -> Array:
-    """Return the indices of tiles from the least to the most power, and of the one with the largest number.
-
-    The last one only detects overflow.
-    """
-    order = np.argsort(powers, axis=None)
-    largest = np.minimum(np.array(_largest_at(image)) // tile, np.array(powers.shape) - 1)
-    some = order[np.linspace(0, len(order) - 1, min(len(order), _TILES)).astype(int)]
-    return np.append(some, np.ravel_multi_index(tuple(largest), powers.shape))
 
 
 def _in_tiles(tiles: Array, weight: Array, tile: int) -> tuple[Array, Array, float]:
@@ -431,15 +367,13 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     slot = mask_slot(layer)
     mask = np.float32(0) if slot is None else inputs[slot].reshape(-1, *inputs[slot].shape[-2:])[:, rows]
     products = q[:, rows] @ np.swapaxes(k, 1, 2)
-    _, errors, _ = _rounded_sums(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
-    sums = products + errors * rng.standard_normal(errors.shape, np.float32)
     scores = products * scale + mask
-    exact, stored, half = (_softmax(x) @ v for x in (scores, to_half(scores), to_half(sums * scale + mask)))
+    stored = _rms(_softmax(to_half(scores)) @ v - _softmax(scores) @ v)
     # ARM also adds up the values in fp16, one for each key.
     _, of_values, _ = _rounded_sums(to_half(_softmax(scores))[..., None] * to_half(v)[:, None], -2)
-    peak, error = _peak(products), math.hypot(_rms(half - exact), _rms(of_values))
+    peak, error = _peak(products), math.hypot(stored, _rms(of_values))
     # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
-    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
+    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and stored <= _ERROR_LEFT * error
     remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
     yield Inner("attention's sums", (error,), _overflows(peak), remedy)
 
@@ -472,14 +406,11 @@ def _probabilities(layer: Layer, inputs: Sequence[Array], rng: np.random.Generat
 _FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
 _FUNCTION_ERROR = 3e-4
 _TANH_ERROR = 1.5e-4  # absolute, even near 0: GPUs compute 1 - 2 / (exp(2 * x) + 1)
-_EXP_ERROR = 2.0**-12  # times the argument: GPUs round its product with log2(e)
 
 
-def of_function(layer: Layer, largest: float) -> Inner:
-    """Return the effect of fp16 on a layer's function; `largest` is the largest argument."""
+def of_function(layer: Layer) -> Inner:
+    """Return the effect of fp16 on a layer's function."""
     how = "the steps inside its function"
-    if layer.computes(UnaryOp.EXP):
-        return Inner(how, relative=_EXP_ERROR * largest)
     if layer.type == "TanH" or layer.computes(UnaryOp.TANH):
         return Inner(how, (_TANH_ERROR,), relative=_FUNCTION_ERROR)
     fused = layer["activation_type"] if layer.spec is not None and layer.spec.has_activation else Activation.NONE

@@ -108,7 +108,7 @@ class MaskJudge:
         """Return the errors that the arithmetic of layers makes with their present masks."""
         found: dict[Layer, Inner] = {}
         for layer in filter(computes_in_half, self.graph):
-            function = of_function(layer, self.reference.largest_of(layer.inputs))
+            function = of_function(layer)
             ways = self.reference.inner.get(layer) or [function]
             way = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0]
             found[layer] = way._replace(relative=max(function.relative, way.relative))

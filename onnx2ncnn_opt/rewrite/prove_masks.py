@@ -6,6 +6,7 @@ off the GPU. Everywhere else it costs nothing. But x86 has a bf16 kernel of Drop
 the cast is a DeepCopy. The writer gives Splits of such blobs the mask of their readers (`param.splits`).
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -94,8 +95,8 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
             yield _Proof(layer, Feature.NO_FP16_ARITHMETIC, reason, "vulkan")
         if layer.type in HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
             yield _Proof(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
-        if (factor := _factor_of_zeros(layer)) > LARGEST:
-            reason = f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs"
+        if _factor_of_zeros(layer) > LARGEST:
+            reason = f"its eps of {layer['eps']:.3g} makes infinity of zeros in fp16 on GPUs"
             if layer.type == "InstanceNorm":
                 yield _Proof(layer, FP32, reason)
             else:  # ARM computes the others in fp32
@@ -113,6 +114,8 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         features = FP32 | Feature.NO_BF16_STORAGE if size >= INFINITE else FP32  # bf16 does not hold it either
         yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
+    if 0 < size < SMALLEST and layer.computes(BinaryOp.DIV):
+        yield _Proof(layer, FP32, f"it divides by {size:.3g}, and fp16 has no number below 6e-08")
     is_sum = layer.computes(BinaryOp.ADD, BinaryOp.SUB)
     least = layer["min"] if layer.type == "Clip" else size if is_sum or layer.computes(BinaryOp.MAX) else 0.0
     if 0 < least < SMALLEST and (divisions := _undefined_at_0(layer.output)):
@@ -163,9 +166,11 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
 
 
 def _factor_of_zeros(layer: Layer) -> float:
-    """Return 1 / eps or 1 / sqrt(eps) of a normalisation that fp16 multiplies with zeros, at least on GPUs; else 0."""
+    """Return the factor by which a normalisation multiplies zeros, at least on GPUs; 0 for other layers."""
     if layer.type not in ("GroupNorm", "InstanceNorm", "Normalize") or layer["eps"] <= 0:
         return 0.0
+    if layer["eps"] < SMALLEST:
+        return math.inf
     limits_root = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
     return float(1 / layer["eps"] if limits_root else layer["eps"] ** -0.5)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import math
 import os
 import platform
 import time
@@ -163,13 +162,12 @@ class NcnnServer(Server):
         and of the rounding of that sample.
         """
         blob, sample = step["blob"], step["sample"]
-        code, mat = extractor.extract(self.net.blob(step["source"] or blob))
+        code, mat = extractor.extract(self.net.blob(blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = mat.numpy(**batch)
-        changes = (step["rounded"], step["noise"], step["relative"], step["source"])
-        is_changed = array.dtype == np.float32 and any(changes)
+        is_changed = array.dtype == np.float32 and bool(step["rounded"] or step["noise"] or step["relative"])
         if is_changed:
             array = np.array(array)
             del mat
@@ -182,11 +180,10 @@ class NcnnServer(Server):
             self.add_errors(array.reshape(-1), step, least, [seed, *blob.encode()])
             samples.append(array.reshape(-1)[sampled].copy())
             if step["rounded"]:
-                round_blob(array, cast=step["cast"], fits=fits, is_batch=bool(batch))
+                for start in range(0, array.size, PART):
+                    round_part(array.reshape(-1)[start : start + PART], fits=fits)
             samples.append(array.reshape(-1)[sampled])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
-        for name in step["unread"]:
-            extractor.input(self.net.blob(name), self.ncnn.Mat())
         special = 0
         if not fits:  # numbers below LARGEST stay finite when they are rounded
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
@@ -220,16 +217,11 @@ class NcnnServer(Server):
                 np.maximum(part, 0, out=part)
 
     def sizes(self, step: dict[str, Any], count: int, random: Any) -> Any:
-        """Return the sizes of errors of a blob with so many numbers; they repeat, for whole planes."""
+        """Return the sizes of errors of a blob with so many numbers; they repeat."""
         sizes = np.frombuffer(base64.b64decode(step["noise"]), np.float32)
         if sizes.size in (0, count):
             return sizes
-        places = np.frombuffer(base64.b64decode(step["places"]), np.float16).astype(np.float32)
-        side = places.size if places.size and not count % places.size else 1
-        sizes = np.resize(random.choice(sizes, SIZES), max(min(PART, count) // side, 1) * side)
-        if side > 1:
-            sizes.reshape(-1, side)[...] *= places
-        return sizes
+        return np.resize(random.choice(sizes, SIZES), min(PART, count))
 
     def normal(self, random: Any, count: int) -> Any:
         """Return numbers of N(0, 1); more than PART repeat."""
@@ -281,17 +273,6 @@ def extremes(array: Any) -> tuple[float, float, int, bool]:
     return least, float(sizes.max(initial=0.0, where=is_finite)), limits, False
 
 
-def round_blob(array: Any, *, cast: bool, fits: bool, is_batch: bool) -> None:
-    """Round a blob to fp16; with `cast` the last numbers of each plane as in ncnn's casts on ARM."""
-    exact = array.copy() if cast else None
-    for start in range(0, array.size, PART):
-        round_part(array.reshape(-1)[start : start + PART], fits=fits)
-    if exact is not None:
-        size = math.prod(array.shape[is_batch + (array.ndim - is_batch > 2) :])
-        ends = slice(size - size % 4, None)
-        array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
-
-
 def round_part(array: Any, *, fits: bool) -> None:
     """Round float32 numbers to fp16; `fits` says that all are finite in fp16, else large ones become infinite."""
     if not fits:
@@ -310,15 +291,6 @@ def mean_square(numbers: Any, *, fits: bool) -> float:
     """Return the mean square of the finite numbers; `fits` says that all are."""
     finite = numbers if fits else numbers[np.isfinite(numbers)]
     return float(np.square(finite, dtype=np.float64).sum() / max(finite.size, 1))
-
-
-def cast_one_by_one(array: Any) -> Any:
-    """Round to fp16 as ncnn's float32_to_float16 does: halves away from 0, and no subnormal numbers."""
-    bits = (array.view(np.uint32) + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)
-    half = np.where(np.isfinite(array), bits.view(np.float32), array)
-    half[np.abs(half) < 2.0**-14] *= 0
-    half[np.abs(half) >= 2.0**16] *= np.inf
-    return half
 
 
 if __name__ == "__main__":

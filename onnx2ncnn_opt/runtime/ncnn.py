@@ -33,16 +33,10 @@ class WalkStep:
 
     blob: str
     rounded: bool = False
-    # On ARM, the layer computes in 32 bits and ncnn rounds the blob afterwards: in groups of four, and the remaining up
-    # to three numbers one by one, by another rule.
-    cast: bool = False
     noise: tuple[float, ...] = ()  # sizes (root mean squares) of absolute errors; each number draws one
     relative: float = 0.0  # the size of a further error, relative to the number
-    places: bytes = b""  # factors (float16) of `noise` by place in the plane of the blob
     send: bool = False  # return the blob
     sample: int = 0  # if not `send`: return about so many of its numbers, before errors and rounding
-    source: str = ""  # the blob to compute instead, of the same shape
-    unread: tuple[str, ...] = ()  # blobs that no layer of the walk reads, and that ncnn would keep until its end
 
 
 @dataclass(frozen=True)
@@ -247,9 +241,8 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
         its reader has run. Raises RunError if a blob is missing, and CrashError.
         """
         # Sending lists of floats as text would take as long as the net itself.
-        arrays = ({"noise": np.array(step.noise, np.float32).tobytes(), "places": step.places} for step in steps)
-        texts = ({name: base64.b64encode(data).decode() for name, data in each.items()} for each in arrays)
-        described = [{**vars(step), **text} for step, text in zip(steps, texts, strict=True)]
+        noises = (base64.b64encode(np.array(step.noise, np.float32).tobytes()).decode() for step in steps)
+        described = [{**vars(step), "noise": noise} for step, noise in zip(steps, noises, strict=True)]
         with self._requested(feeds, do="walk", steps=described, seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None

@@ -2,19 +2,13 @@
 
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.kernels import _NS_PER_PRODUCT, _PLAIN_ON_ARM, cost, has_arm_kernel
+from onnx2ncnn_opt.ir.kernels import _NS_PER_PRODUCT, cost
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 
 
 def test_every_name_is_a_layer_of_ncnn() -> None:
-    assert set(LAYERS) >= _PLAIN_ON_ARM
     assert set(_NS_PER_PRODUCT) <= set(LAYERS)
-
-
-def test_plain_loops() -> None:
-    assert has_arm_kernel("Convolution")
-    assert not has_arm_kernel("Convolution3D")
 
 
 def test_a_layer_without_kernel_costs_more() -> None:

@@ -60,9 +60,7 @@ def test_blobs_are_walked_through_that_are_too_large_for_glibc_to_keep() -> None
             assert walk.largest[estimate.graph.outputs[0]] == 3
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-def test_blobs_of_a_walk_are_freed(*, rounded: bool) -> None:
-    """The net has each layer twice, as it is and with the weights of fp16; a walk reads one of the two."""
+def test_blobs_of_a_walk_are_freed() -> None:
     size, count = 2**20, 32
     lines = [f"BatchNorm n{i} 1 1 {i or 'x'} {i + 1} 0=4" for i in range(count)]
     graph = net(f"Input x 0 1 x 0=1024 1={size // 4096} 2=4", *lines)
@@ -73,7 +71,7 @@ def test_blobs_of_a_walk_are_freed(*, rounded: bool) -> None:
     with NcnnWorker() as worker:
         before = worker.memory(restart=True)
         with Estimator(graph, {graph.inputs[0]: Feed(blob)}, worker=worker) as estimate:
-            estimate.run(rounded=rounded)
+            estimate.run(rounded=True)
         after = worker.memory()
     assert before is None or present(after) - before < count // 2 * blob.nbytes
 
@@ -149,38 +147,6 @@ def test_a_divisor_that_becomes_0_is_found() -> None:
     assert precision.error < 2e-3
 
 
-@pytest.mark.parametrize(
-    ("line", "number", "weights"),
-    [
-        ("BinaryOp y 1 1 x y 0=2 1=1 2=1e6", 1e-3, {}),
-        ("BinaryOp y 1 1 x y 0=3 1=1 2=1e-8", 1e-7, {}),
-        ("Reduction y 1 1 x y 0=0 1=1 2=1e6 4=1 5=1", 1e-3, {}),
-        ("Normalize y 1 1 x y 1=1 2=1e-8 3=1", 0, {"scale_data": 1}),
-        ("Scale y 1 1 x y 0=4", 1e-3, {"scale_data": 1e6}),
-        ("BatchNorm y 1 1 x y 0=4", 1e-3, {"slope_data": 1, "mean_data": 0, "var_data": 1e-12, "bias_data": 0}),
-    ],
-)
-def test_numbers_of_layers_are_rounded(line: str, number: float, weights: dict[str, float]) -> None:
-    """1e-8 is 0 in fp16, and 1e6 infinite."""
-    graph = net("Input x 0 1 x 0=2 1=2 2=4", line)
-    for name, value in weights.items():
-        layer(graph, "y").weights[name] = np.full(1 if "Normalize" in line else 4, value)
-    with estimator(graph, np.full((4, 2, 2), number, np.float32)) as estimate:
-        assert math.isnan(find_masks([estimate], masks=False)[1].error)
-        found, precision = find_masks([estimate])
-    assert [each.name for each in found] == ["y"]
-    assert precision.ok
-
-
-def test_the_last_numbers_of_a_row_are_rounded_one_by_one() -> None:
-    """What ARM gives, where a layer of 32 bits makes them; from a kernel for fp16 they come as the first ones do."""
-    graph = net("Input x 0 1 x 0=5", "ReLU y 1 1 x y", "BinaryOp z 1 1 y z 0=2 1=1 2=0.5")
-    for number, first, last in ((1000.25, 500.0, 500.25), (2e-5, 1e-5, 0.0), (65519.0, 32752.0, 32752.0)):
-        with estimator(graph, np.full(5, number, np.float32)) as estimate:
-            (z,) = estimate.run(rounded=True).outputs.values()
-        np.testing.assert_allclose(z, [*[first] * 4, last], rtol=2e-3 if number < 1 else 0)
-
-
 def test_indexes_are_not_rounded() -> None:
     graph = net("Input x 0 1 x 0=3", "Reshape r 1 1 x a 0=3", "Embed y 1 1 a y 0=1 1=5000 3=5000")
     layer(graph, "y").weights["weight_data"] = np.arange(5000, dtype=np.float32) % 1000
@@ -210,36 +176,6 @@ def convolutions(count: int) -> tuple[Graph, np.ndarray]:
         if each.type == "Convolution":
             each.weights["weight_data"] = (rng.standard_normal(9216) / 17).astype(np.float32)
     return graph, rng.standard_normal((32, 20, 20), np.float32)
-
-
-@pytest.mark.parametrize("mask", [0, int(Feature.NO_WINOGRAD)])
-def test_errors_are_where_the_input_has_texture(mask: int) -> None:
-    """Flat places have a tenth of the error of others: the mean of both hid the largest errors of pictures."""
-    graph, noise = convolutions(1)
-    layer(graph, "c0").params["featmask"] = mask
-    x = np.full((32, 20, 20), 0.1, np.float32)
-    x[:, 6:12, 6:12] += noise[:, :6, :6]
-    with estimator(graph, x) as estimate:
-        judge = MaskJudge(estimate)
-        walk = judge.estimator.run(judge.noise())
-    [y], [expected] = walk.outputs.values(), judge.reference.outputs.values()
-    errors = np.sqrt(np.square(y - expected).mean(0))
-    assert errors[6:12, 6:12].mean() > 4 * errors[14:, :4].mean()
-    if not mask:
-        assert errors[6, 6] > 4 * errors[8:10, 8:10].mean()  # a corner of a tile
-
-
-def test_each_input_has_errors_where_its_own_texture_is() -> None:
-    """With the places of another picture, flat areas got its errors: three times too large an estimate."""
-    graph, noise = convolutions(1)
-    first, second = (np.full((32, 20, 20), 0.1, np.float32) for _ in range(2))
-    first[:, :6, :6] += noise[:, :6, :6]
-    second[:, 12:18, 12:18] += noise[:, :6, :6]
-    with estimator(graph, first) as estimate:
-        other = MaskJudge(estimate.on({graph.inputs[0]: Feed(second)}), (), 1)
-        [y], [expected] = other.walk().outputs.values(), other.reference.outputs.values()
-    errors = np.sqrt(np.square(y - expected).mean(0))
-    assert errors[12:18, 12:18].mean() > 4 * errors[:6, :6].mean()
 
 
 def test_winograd_that_costs_too_much_is_masked() -> None:
@@ -383,17 +319,6 @@ def test_saturated_scores_may_be_an_output_as_well(tmp_path: Path) -> None:
     precision = lower(write_model(tmp_path, graph, w=weight)).estimated().precision
     assert precision is not None
     assert precision.error > 1e-4
-
-
-@pytest.mark.parametrize(("most", "error"), [(64, 1), (63, 0)])  # it is 0 in place of 2**-7, or a large net's
-def test_weights_are_rounded_as_well(most: int, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their errors do not average out: trained nets were off by twice as much on devices as estimated."""
-    monkeypatch.setattr("onnx2ncnn_opt.precision.fp16_run._MOST_WEIGHTS", most)
-    graph = net("Input x 0 1 x 0=64", "InnerProduct y 1 1 x y 0=1 1=0 2=64 31=1")
-    layer(graph, "y").weights["weight_data"] = np.tile([1 + 2.0**-12, -1], 32).astype(np.float32)
-    with estimator(graph, np.ones(64, np.float32)) as estimate:
-        exact, walk = estimate.run(), estimate.run(rounded=True)
-        assert largest_error(errors_of(walk, exact)) == error
 
 
 def test_an_output_that_is_small_by_chance_does_not_decide() -> None:

@@ -129,7 +129,6 @@ def test_infinite_inputs_have_no_infinite_errors() -> None:
     x[3, 4, 5] = np.inf
     for way in inner_arithmetic(convolution(32, 32, pad_left=1), [x]):
         assert way.overflows
-        assert np.isfinite(np.frombuffer(way.places, np.float16)).all()
         assert np.isfinite(way.spread).all()
 
 
@@ -145,8 +144,7 @@ def test_tiles_that_are_empty_in_most_channels_have_no_larger_errors(rest: float
     weight = layer.weights["weight_data"].reshape(64, 128, 9)
     weight[:, ~few] = -np.abs(weight[:, ~few])  # so ReLU leaves neither numbers nor errors in the last rows
     winograd, sums = inner_arithmetic(layer, [x])
-    largest = [max(way.spread) * np.frombuffer(way.places, np.float16).max() for way in (winograd, sums)]
-    assert largest[1] < largest[0] < 50 * largest[1]
+    assert max(sums.spread) < max(winograd.spread) < 50 * max(sums.spread)
 
 
 def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:

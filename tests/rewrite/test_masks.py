@@ -126,6 +126,7 @@ def test_a_mask_times_the_lowest_number() -> None:
         ("Normalize y 1 1 x y 2=1e-12 3=1 9=1", Feature.NO_VULKAN),
         ("Normalize y 1 1 x y 2=1e-4 3=1 9=1", 0),
         ("Normalize y 1 1 x y 2=1e-6 3=1", 0),
+        ("Normalize y 1 1 x y 2=1e-8 3=1", Feature.NO_VULKAN),
         ("InstanceNorm y 1 1 x y 0=8 1=1e-12 2=0", FP32),
         ("GroupNorm y 1 1 x y 0=2 1=8 2=1e-12 3=0", Feature.NO_VULKAN),
         ("GroupNorm y 1 1 x y 0=2 1=8 2=1e-5 3=0", 0),
@@ -134,6 +135,7 @@ def test_a_mask_times_the_lowest_number() -> None:
         ("Gemm y 1 1 x y 3=1 5=1 6=1 10=-1 8=8 9=8 18=801", 0),
         ("HardSigmoid y 1 1 x y 0=1e5", FP32),
         ("BinaryOp y 1 1 x y 0=1 1=1 2=1e9", FP32),
+        ("BinaryOp y 1 1 x y 0=3 1=1 2=1e-8", FP32),
         ("BinaryOp y 1 1 x y 0=4 1=1 2=-1e9", 0),  # it may keep numbers of x only
     ],
 )
