@@ -368,6 +368,10 @@ def at_least(size: Dim, bound: int) -> bool:
         size = _with_split_totals(size)
     if isinstance(size, int):
         return size >= bound
+    constant = size.terms.get((), 0)
+    step = gcd(*(k for factors, k in size.terms.items() if factors))
+    if step > 1:  # 7 * n + 2 is 9 or more if n is 1 or more
+        return at_least(_dim({f: k // step for f, k in size.terms.items() if f}), -((constant - bound) // step))
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))
 
 
@@ -408,9 +412,10 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
     if not calls:
         yield {tuple(factor for factor in factors if isinstance(factor, str)): Fraction(k)}
     elif len(factors) == 1:
+        least = max((least for bound in _call_below(calls[0]) if (least := _least(bound)) is not None), default=-1)
+        if least >= 0:
+            yield {(f"#{calls[0]}",): Fraction(k), (): Fraction(k * least)}  # `least` and a symbol that is 0 or more
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
-        if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
-            yield {(f"#{calls[0]}",): Fraction(k)}  # the call as a symbol: 0 or more, like an index
     elif k > 0 and all(at_least(_of_factor(factor), 0) for factor in factors):
         yield {(): Fraction(k * all(at_least(_of_factor(factor), 1) for factor in factors))}
 
@@ -499,6 +504,8 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
         quotient = _dim({f: k // divisor for f, k in size.terms.items()})
         if isinstance(rest, int):
             return quotient + rest // divisor
+        if all(2 * k > divisor for f, k in rest.terms.items() if f):
+            return -((divisor - 1 - size) // divisor)  # -(-h // 7) is (h + 6) // 7, not h - 6*h // 7
         # ((x // a) + r) // b == (x + r*a) // (a*b): keeps chains of strided layers flat.
         return quotient + _of_factor(_flatten_nested(rest, divisor))
     return _of_factor(Call("//", size, divisor))

@@ -1,12 +1,13 @@
 """Results of nodes that are known at conversion, and need no layer: constants, and functions of dynamic sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.ir.dim import Dim, named, substituted
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.cells import Known, map_cells
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
@@ -50,13 +51,24 @@ def _of_sizes(im: ImportContext, node: onnx_ir.Node, operands: Sequence[Known | 
     if node.domain:
         return None
     result = sizes.evaluate(node.op_type, operands, attributes_of(node))
+    if result is None and im.left(1):  # the sizes that demands leave may decide it
+        operands_left = [x if x is None else _with_sizes(x, im.left(1)) for x in operands]
+        result = sizes.evaluate(node.op_type, operands_left, attributes_of(node))
+        result = None if result is None else _with_sizes(result, im.left(-1))
     if result is None and node.op_type == "Div":
         result = _quotient(im, *operands)
     if result is None and node.op_type == "Mul":
         result = _floor(node, *operands)
     if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
-        return replace(result, cells=map_cells(im.without_quotients, result.cells))
+        cells = map_cells(lambda cell: im.within_limits(im.without_quotients(cell)), result.cells)
+        return replace(result, cells=cells, shape=tuple(map(im.within_limits, result.shape)))
     return result
+
+
+def _with_sizes(x: Known, values: Mapping[str, Dim]) -> Known:
+    if isinstance(x, Constant):
+        return x
+    return replace(x, cells=map_cells(lambda cell: substituted(cell, values), x.cells), shape=named(x.shape, values))
 
 
 def _floor(node: onnx_ir.Node, a: Known | None, b: Known | None) -> Known | None:

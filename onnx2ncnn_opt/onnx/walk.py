@@ -384,7 +384,8 @@ class Walk(ImportContext):
         if len(self.graph) >= self._most and self.node in self._readers.movable:
             self.is_limited = True
             raise self.refuse(f"it would be more than {MANY_LAYERS} layers")
-        return super()._append(layer, results)
+        within = [(shape and tuple(map(self.within_limits, shape)), batch) for shape, batch in results]
+        return super()._append(layer, within)
 
     def _refuse_indices(self) -> None:
         """Refuse nodes that compute indices if a tail can have them, and is needed anyway or saves many layers."""

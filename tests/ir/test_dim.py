@@ -83,6 +83,7 @@ def test_bounds_are_found() -> None:
         (7 - missing, 0),
         (axis_index(0) * w + axis_index(1), 0),
         ((h // 2) * (w // 2), 0),
+        (-(-n // 7) * 7 + 2, 9),
     ):
         assert at_least(size, bound), size
         assert not at_least(size, bound + 1), size
@@ -189,6 +190,7 @@ def test_strided_layers_stay_flat() -> None:
     assert (4 * h) // 2 == 2 * h
     assert (4 * h + 5) // 2 == 2 * h + 2
     assert (h * symbol("w")) // symbol("w") == h
+    assert -(-h // 7) == (h + 6) // 7
 
 
 def test_divisions_lose_common_factors() -> None:

@@ -140,6 +140,8 @@ def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: A
     require(_is_at_least(b, 1, shape) and (is_positive or not fmod))
     if is_positive and _is_at_least(b - a, 1, shape):
         return a
+    if b == 2:  # what a lacks to an even number: sums with it, as a model pads, are multiples of 2
+        return _up_to_even(a) - a
     return a - (exact_div(a, b) or a // b) * b
 
 
@@ -147,6 +149,14 @@ def _product(a: Any, b: Any) -> Any:
     """Return a product; raise UnknownValue for two positions, whose squares are too large for float32 from 4096 on."""
     require(not all(isinstance(cell, Sym) and any("#" in name for name in cell.names()) for cell in (a, b)))
     return a * b
+
+
+def _up_to_even(a: Sym) -> Dim:
+    return (a + 1) // 2 * 2
+
+
+def _difference(a: Any, b: Any) -> Any:
+    return a // 2 * 2 if isinstance(a, Sym) and b == _up_to_even(a) - a else a - b
 
 
 def _power(a: Any, b: Any) -> Any:
@@ -294,6 +304,15 @@ def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> Sym
     return SymbolicTensor(data.cells, indices.shape, data.dtype)
 
 
+def _scatter_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
+    """Compute ScatterElements for lists of numbers, as torch writes index_copy."""
+    data = all_materialised(x[0])
+    require(data.rank == 1 and attributes.get("reduction", "none") == "none")
+    cells = data.cells.astype(object)
+    cells[whole_numbers(x[1])] = numbers(x[2])
+    return SymbolicTensor(cells, data.shape, data.dtype)
+
+
 def _slice(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data = x[0]
     if len(x) == 1:  # opset 1: attributes
@@ -318,28 +337,28 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
         bounds = slice_ends(size, start, end) if step == 1 else None
         if bounds is None:
             raise UnknownValue
-        first, count = bounds[0], bounds[1] - bounds[0]
+        first, count = bounds[0], larger(bounds[1] - bounds[0], 0)
     if x.cells.shape[axis] == 1:
         from_last = x.rank - 1 - axis
         cells = replaced(x.cells, {from_last: axis_index(from_last) * step + first if count != 1 else first})
     elif isinstance(first, int) and isinstance(count, int):
         cells = np.take(x.cells, range(first, first + count * step, step), axis)
     else:
-        cells = _progression(x.cells, axis, first)
+        cells = progression(x.cells, axis, first)
     return SymbolicTensor(cells, with_size(x.shape, axis, count), x.dtype)
 
 
-def _progression(cells: Array, axis: int, first: Dim) -> Array:
+def progression(cells: Array, axis: int, first: Dim) -> Array:
     """Return one cell for an arithmetic progression along an axis from `first` on, as in ``positions[:n]``."""
-    require(cells.dtype.kind in "iub")
-    head = np.take(cells, [0], axis)
-    steps = np.diff(cells.astype(np.int64), axis=axis)
+    head = np.take(cells.astype(object), [0], axis)
+    steps = np.diff(cells.astype(object), axis=axis)
     step = np.take(steps, [0], axis) if steps.size else head * 0
-    require(bool((steps == step).all()) and not (cells.dtype == np.bool_ and step.any()))
+    require(all(isinstance(k, int) for k in step.flat) and bool((steps == step).all()))
     if not step.any():
-        return head
+        return np.take(cells, [0], axis)
+    require(cells.dtype != np.bool_)
     index = axis_index(cells.ndim - 1 - axis) + first
-    return map_cells(lambda a, k: int(a) + index * int(k), head, step)
+    return map_cells(lambda a, k: a + index * k, head, step)
 
 
 # Ends from here on mean "to the end": tf2onnx writes this one if TensorFlow masks the end, others write larger ones.
@@ -378,7 +397,7 @@ def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 
 _OPERATORS: Mapping[str, Operator] = {
     "Add": _arithmetic(lambda a, b: a + b),
-    "Sub": _arithmetic(lambda a, b: a - b),
+    "Sub": _arithmetic(_difference),
     "Mul": _arithmetic(_product),
     "Pow": _arithmetic(_power),
     "Neg": _elementwise(lambda kind, shape, a: -a),
@@ -412,6 +431,7 @@ _OPERATORS: Mapping[str, Operator] = {
     "GatherElements": _gather_elements,
     "Range": _range,
     "Reshape": _reshape,
+    "ScatterElements": _scatter_elements,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Tile": _tile,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, names_in, substituted, symbol
+from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, calls, names_in, substituted, symbol
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.lower.tensors import TensorBuilder
@@ -56,8 +56,11 @@ class ImportContext(TensorBuilder, ABC):
 
     def is_known(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more, for all sizes that the recorded demands leave."""
-        left = {str(dim): dim + (low - 1) for dim, low in self._minimum.items()}
-        return at_least(substituted(substituted(size, self._sums), left), least)
+        return at_least(substituted(substituted(size, self._sums), self.left(1)), least)
+
+    def left(self, sign: int) -> Mapping[str, Dim]:
+        """Return values of dimensions that count from the minimum that is demanded, as h + 6, or h - 6 to go back."""
+        return {str(dim): dim + (low - 1) * sign for dim, low in self._minimum.items()}
 
     def try_demand(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more once its only dimension is large enough, and demand that minimum."""
@@ -103,12 +106,8 @@ class ImportContext(TensorBuilder, ABC):
         """Return the nodes that read the node's first output."""
         return self.node.outputs[0].consumers()
 
-    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """Return a tensor without elements. Its dynamic dimensions become 0 if only Concats, which drop it, read it."""
-        axis, rank, readers = shape.index(0), len(shape), self.readers()
-        joins = (r.op_type == "Concat" and r.attributes.get_int("axis", 0) % rank == axis for r in readers)
-        if len(self.node.outputs) == 1 and readers and all(joins):
-            shape = [size if isinstance(size, int) else 0 for size in shape]
+    def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Constant:
+        """Return a tensor without elements."""
         return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
 
     def value_hint(self, operand: int, default: str = "") -> str:

@@ -1,14 +1,18 @@
 """Pad, Slice and CenterCropPad."""
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.fold.cells import vector
+from onnx2ncnn_opt.onnx.fold.sizes import evaluate
 from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import slice_count, sliced
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Ints, Operand, Sizes, SymbolicTensor, Tensor, Value
 
 
 def _cut(node: NodeView) -> int:
@@ -17,7 +21,7 @@ def _cut(node: NodeView) -> int:
 
 
 @onnx_op("Slice", integers=True, moves=(0,), axes="same", items=_cut, folds=True)
-def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
+def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Operand:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
@@ -25,7 +29,7 @@ def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints
 @onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same", items=_cut, folds=True)
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
-) -> Value:
+) -> Operand:
     """Crop; Pooling of one element for steps, after a Flip for negative ones."""
     lengths = {len(starts), len(ends), *(len(values) for values in (axes, steps) if values is not None)}
     if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
@@ -35,8 +39,13 @@ def slice10(
     cut_axes = im.axes(axes if axes is not None else range(len(starts)), x.rank)
     cuts = list(zip(cut_axes, starts, ends, steps or (1,) * len(starts), strict=True))
     counts = {axis: slice_count(x.shape[axis], start, end, step) for axis, start, end, step in cuts}
-    if 0 in counts.values():
-        return im.empty([counts.get(axis, size) for axis, size in enumerate(x.shape)], x.dtype)
+    if 0 in counts.values():  # only its shape matters
+        zeros = SymbolicTensor(np.zeros((1,) * x.rank, x.dtype), x.shape, x.dtype)
+        along, *bounds = map(vector, zip(*cuts, strict=True))
+        empty = evaluate("Slice", [zeros, *bounds[:2], along, bounds[2]], {})
+        if empty is None:
+            raise im.refuse("it is empty, and has a dynamic dimension", "bind it with --shape")
+        return empty
     for axis, start, end, step in cuts:
         x = sliced(im, x, axis, start, end, step)
     return x

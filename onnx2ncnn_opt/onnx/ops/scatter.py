@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.cells import Known, as_symbolic, is_dynamic, materialised, or_none
+from onnx2ncnn_opt.onnx.fold.sizes import progression
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, arithmetic, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, as_numbers
@@ -45,28 +47,36 @@ _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 @onnx_op("ScatterND", since=11, later=("reduction",), integers=True, folds=True)
 @onnx_op("ScatterND", since=16, integers=True, folds=True)
-def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
+def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Operand, *, reduction: str = "none") -> Value:
     """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
         raise im.invalid(f"indices of {depth} axes into rank {data.rank}")
+    if 0 in indices.shape:
+        return data
     if isinstance(indices, SymbolicTensor):
         placed = _scatter_beside(im, data, indices, updates, reduction)
         if placed is not None:
             return placed
         indices = im.tensor(indices)
+    updates = im.tensor(updates) if isinstance(updates, SymbolicTensor) else updates
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
     return _scatter_rows(im, data, flat_indices(im, indices, data.shape[:depth], 0), updates, depth, reduction)
 
 
 def _scatter_beside(
-    im: ImportContext, data: Value, indices: SymbolicTensor, updates: Value, reduction: str
+    im: ImportContext, data: Value, indices: SymbolicTensor, updates: Operand, reduction: str
 ) -> Value | None:
-    """Scatter to constant places beside runs of dynamic axes, as ``x[:, 2, :n] = y``; None for others."""
+    """Scatter to constant places beside dynamic runs, as ``x[:, 2, n - 4 :] = y``; None for others."""
     last, depth, x = indices.rank - 1, indices.cells.shape[-1], indices
-    open_axes = [k for k, size in enumerate(x.shape) if isinstance(size, Sym)]
+    for k in range(last):  # a list of n - 2 and n - 1 is a run
+        is_listed = x.cells.shape[k] > 1 and is_dynamic(*x.cells.flat)
+        cells = or_none(progression, x.cells, k, 0) if is_listed else None
+        x = x if cells is None else replace(x, cells=cells)
+    starts = [run for cell in x.cells.flat if (run := run_of(cell, x.rank)) and isinstance(run.start, Sym)]
+    open_axes = [k for k, size in enumerate(x.shape) if isinstance(size, Sym) or k in {run.axis for run in starts}]
     kept = [k for k in range(last) if k not in open_axes]
     for k in (*kept, last):
         x = or_none(materialised, x, k) or x
@@ -86,9 +96,14 @@ def _scatter_beside(
     for k in open_axes:
         axis, start = runs[k]
         levels.append((inside, axis, start))
-        if start != 0 or indices.shape[k] != data.shape[axis]:
-            inside = crop(im, im.tensor(inside), axis, start, start + indices.shape[k])
+        for size in (start, data.shape[axis] - start - indices.shape[k]):
+            im.try_demand(size, int(size != 0))
+        count = im.within_limits(indices.shape[k])
+        if start != 0 or count != data.shape[axis]:
+            inside = crop(im, im.tensor(inside), axis, start, start + count)
     order = [*picked, *(runs[k][0] for k in open_axes), *range(depth, data.rank)]
+    if isinstance(updates, SymbolicTensor):  # of the sizes that are left
+        updates = im.tensor(replace(updates, shape=tuple(map(im.within_limits, updates.shape))))
     new = updates.transpose([*kept, *open_axes, *range(last, updates.rank)])
     if picked:
         index = cells[picked].reshape(len(picked), *(x.cells.shape[k] for k in kept)).astype(np.int64)
@@ -101,7 +116,7 @@ def _scatter_beside(
 
 def _joined(im: ImportContext, data: Value, new: Value, axis: int, start: Dim) -> Value:
     """Return the data with new elements in place of its own from `start` on along an axis."""
-    size, end = data.shape[axis], start + new.shape[axis]
+    size, end = (im.within_limits(n) for n in (data.shape[axis], start + new.shape[axis]))
     parts: list[Value] = []
     for first, last in ((0, start), (end, size)):
         if first != last and not im.try_demand(last - first, 1):

@@ -80,8 +80,10 @@ def _flipped(size: Dim, start: int, end: int) -> tuple[Dim, int]:
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """Return the number of elements of a slice of an axis; None if it is dynamic."""
-    if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
+    if isinstance(start, Sym) or isinstance(end, Sym):
         return None
+    if isinstance(size, Sym):
+        return 0 if step > 0 and (end == 0 or (start >= end and (start < 0) == (end < 0))) else None
     return len(slice_indices(size, start, end, step))
 
 

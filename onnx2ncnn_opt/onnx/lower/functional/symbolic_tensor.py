@@ -19,6 +19,8 @@ _Factors: TypeAlias = tuple[str | Call, ...]
 
 def computed(im: ImportContext, x: SymbolicTensor, copies: int = 1) -> Tensor:
     """Return the sum of the cells' terms, products of indices and sizes; equal `copies` are along the first axis."""
+    if 0 in x.shape:
+        raise im.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
     return im.tensor(spread(im, _sum(im, x, copies), x.shape)).of_type(held_as_float(x.dtype))
 
 
