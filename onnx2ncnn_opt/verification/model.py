@@ -44,6 +44,7 @@ from onnx2ncnn_opt.verification.tail import BoxJudge, TailJudge
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
+_DIFFERENT = ("mismatch", "nan")
 
 
 def verify_net(
@@ -235,7 +236,7 @@ class _ModelJudge:
         self.way, rows = attempt.way, attempt.rows
         if mode == "fp32":
             rows = attempt.comparison.with_scores(self.way, self._with_plain(rows, comparison))
-        elif is_wrong(rows):
+        elif any(row.status in _DIFFERENT for row in rows):
             rows = self._explained(rows, comparison, run, mode)
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(rows) or (is_usual and any(row.status != "ok" for row in rows))
@@ -275,7 +276,7 @@ class _ModelJudge:
         runner = self._load("fp32", exact=self.options.exact)
         in_fp32 = replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
         right = {row.name for row in in_fp32.best().rows if row.status == "ok"}
-        by_mode = {row.name: row for row in rows if row.status in ("mismatch", "nan") and row.name in right}
+        by_mode = {row.name: row for row in rows if row.status in _DIFFERENT and row.name in right}
         if self.options.wanted is not None or run.draw is None or not run.draw.is_unusual:
             text = f"; the net is right in fp32, so the cause is {mode}"
             return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]

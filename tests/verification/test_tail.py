@@ -28,6 +28,12 @@ def head(name: str) -> Conversion:
     return lower(HEADS / f"{name}.onnx")
 
 
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a header takes longer than everything else."""
+    monkeypatch.setenv("PATH", "")
+
+
 def statuses(conversion: Conversion) -> set[str]:
     return {row.status for row in conversion.verify().outputs}
 
@@ -50,6 +56,7 @@ def with_constant(name: str, operator: str, old: float, new: float) -> Conversio
     raise AssertionError(f"{name} has no {operator} of {old}")
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("name", "operator", "old", "new"),
     [
@@ -63,6 +70,7 @@ def test_another_number_is_found(name: str, operator: str, old: float, new: floa
     assert statuses(with_constant(name, operator, old, new)) - {"ok", "unproven"}
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     conversion, op = head("yolo26-nhw.dyn"), TAIL_OPS["Mod"]
 
@@ -75,9 +83,9 @@ def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the first wrong node is Mod 'node_" in message
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_casts_that_onnx_does_not_define_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """On ARM they give the nearest integer, on x86 the lowest."""
-    monkeypatch.setenv("PATH", "")
     graph = "(float[8] x) => (float[8] z, int32[1, n] y) <float one = {1}> { z = Relu(x) i = NonZero(x)"
     conversion = lower(parsed(f"{graph} f = Cast<to = 1>(i) q = Div(one, f) y = Cast<to = 6>(q) }}"))
     assert statuses(conversion) == {"ok"}
@@ -109,6 +117,7 @@ def test_the_size_of_an_input_that_the_net_lacks(monkeypatch: pytest.MonkeyPatch
     assert "    std::vector<int64_t> tail_data2(1, (int64_t)(tail_in[0].shape[1]));" in lines
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     conversion, op = head("yolo26-nhw.dyn"), TAIL_OPS["TopK"]
     assert statuses(conversion) == {"ok"}
@@ -155,16 +164,16 @@ def test_a_compiler_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.M
         assert alive.read() == b""
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler() -> None:
     report = head("yolo26-nhw.dyn").verify()
     assert report.ok
     assert any("there is no C++ compiler" in note for note in report.notes)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_last_bits_may_decide_about_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy's functions may have other last bits than ONNX Runtime's."""
-    monkeypatch.setenv("PATH", "")
     graph = "(float[8] x) => (float[8] z, float[1, n] y) <float three = {3}> { z = Relu(x) i = NonZero(x)"
     conversion = lower(parsed(f"{graph} f = Cast<to = 1>(i) q = Div(f, three) r = Mul(q, three) y = Floor(r) }}"))
     for name, factor, expected in (("Div", 1 - 2.0**-23, {"ok"}), ("Floor", 2, {"ok", "mismatch"})):
