@@ -41,7 +41,7 @@ class TailJudge:
     def __init__(self, runner: TailRunner) -> None:
         self._runner, self._program = runner, runner.program
         self.names = [port.name for port in runner.program.outputs]
-        self._feeds: list[Feeds] = []  # of the first run, and with many ties
+        self._known: list[tuple[Feeds, Feeds]] = []  # inputs and results of the first run, and with many ties
 
     def judge(self, arrays: Feeds, reference: Feeds) -> Sequence[OutputReport]:
         """Return the reports of the tail's outputs; on ties, too, in the first run.
@@ -49,12 +49,11 @@ class TailJudge:
         `arrays` are the model's inputs, `reference` are ONNX Runtime's values for the cut and all outputs.
         """
         try:
-            feeds = self._runner.feeds(arrays, reference)
+            feeds, is_first = self._runner.feeds(arrays, reference), not self._known
             reports = self._reports(feeds, reference)
-            if self._feeds:
+            if not is_first:
                 return reports
             coarse = {**feeds, **{cut: _coarse(feeds[cut]) for cut in self._runner.tail.inputs}}
-            self._feeds = [feeds, coarse]
             with closing(OrtRunner(self._runner.data, threads=None, once=True)) as session:
                 ties = self._reports(coarse, session.run_any(coarse), "where numbers are equal, ")
         except Error as error:
@@ -63,10 +62,12 @@ class TailJudge:
 
     def _reports(self, feeds: Feeds, expected: Feeds, where: str = "") -> list[OutputReport]:
         """Run the tail; return its reports, with the first node that is wrong on ONNX Runtime's inputs."""
-        reports = _compared(self._program.run(feeds), expected)
+        program, wrong = self._program, list[Node]()
+        results = program.run(feeds)
+        self._known = [*self._known, (feeds, results)][:2]
+        reports = _compared(results, expected)
         if not is_wrong(reports):
             return reports
-        program, wrong = self._program, list[Node]()
         names = [name for node in program.nodes for name in node.outputs if name and not node.guards]
         with closing(OrtRunner(self._runner.data, outputs=names, threads=None, once=True)) as session:
             values = session.run_any(feeds)
@@ -87,15 +88,15 @@ class TailJudge:
         ]
 
     def in_cpp(self, compiled: CompiledTail | None) -> tuple[str, list[str]]:
-        """Run the C++ header on the first run's values; return its difference from NumPy, and notes."""
-        if not self._feeds:
+        """Run the C++ header on the first values; return its difference from NumPy, and notes."""
+        if not self._known:
             return "", []
         try:
             if compiled is None:
                 raise OSError("there is no C++ compiler")
             compiled.finish()
-            for feeds in self._feeds:
-                for row in _compared(compiled.run(feeds), self._program.run(feeds)):
+            for feeds, results in self._known:
+                for row in _compared(compiled.run(feeds), results):
                     if row.message:
                         return f"{row.name}: {row.message}".replace("ONNX Runtime", "NumPy"), []
         except RunError as error:
