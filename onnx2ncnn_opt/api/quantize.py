@@ -83,12 +83,11 @@ class _Feeds(Sequence[dict[str, Feed]]):
         return feeds_of([Slot.of(entry) for entry in self.entries], self.samples[index])
 
 
-def quantize(  # noqa: PLR0913
+def quantize(
     net: Any,
     data: Any = None,
     *,
     bin: PathLike | None = None,
-    method: str = "mse",
     keep: Collection[str] = (),
     budget: Budget | str | None = None,
     every: bool = False,
@@ -114,7 +113,7 @@ def quantize(  # noqa: PLR0913
 
     Raises the errors of `convert`, UsageError for data that does not fit, and RunError if ncnn cannot run the net.
     """
-    options = Options(method, keep, every=every, weights=weights, like=like, on=on)
+    options = Options(keep, every=every, weights=weights, like=like, on=on)
     options = replace(options, budget=Budget.parse(budget) if isinstance(budget, str) else budget or Budget())
     net = Path(net) if isinstance(net, str) else net
     with temporary_folder() as folder:

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     help="Samples like those in use: arrays by input name whose first axis counts samples, a folder of arrays or "
     "pictures, or a function that yields them. A model that is quantised already needs none.",
 )
-@option.choice_option(
-    "--method",
-    ["mse", "minmax", "percentile"],
-    "mse",
-    help="How to choose the threshold, the largest number that does not saturate.",
-)
 @click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float.")
 @click.option("--all", "every", is_flag=True, help="Also make layers int8 that are no faster on this machine.")
 @click.option(

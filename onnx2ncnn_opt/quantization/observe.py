@@ -76,11 +76,26 @@ class Observed:
             self.sums = sums if self.sums is None else self.sums + sums
         self.numbers += array.size // max(sums.size, 1)
 
-    def threshold(self, method: str) -> float:
-        """Return the threshold, the largest number that does not saturate, by one of the METHODS."""
+    def percentile(self) -> float:
+        """Return the 99.99th percentile."""
         if not self.largest:
             return 1.0
-        return max(METHODS[method](self.counts, self.top, self.largest), self.largest / 2**20)
+        shares = np.cumsum(self.counts) / self.counts.sum()
+        return min(float(np.searchsorted(shares, _PERCENT / 100) + 1) * self.top / _BINS, self.largest)
+
+    def least_error(self) -> float:
+        """Return the threshold, the largest number that does not saturate, with the least noise."""
+        if not self.largest:
+            return 1.0
+        centres = (np.arange(_BINS) + 0.5) * self.top / _BINS
+        counts = np.concatenate([[0], self.counts[1:]])  # nearly all numbers of the first bin are zeros, which stay
+        noises = []
+        for threshold in self.largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
+            saturation = np.maximum(centres - threshold, 0) ** 2
+            step = threshold / LEVELS
+            rounding = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
+            noises.append((float((counts * (_SATURATION_WEIGHT * saturation + rounding)).sum()), float(threshold)))
+        return min(noises)[1]
 
     def share_above(self, threshold: float) -> float:
         """Return the share of numbers that saturate at a threshold."""
@@ -109,27 +124,4 @@ def observe(
     return {name: observed[blob] for name, blob in inputs.items()}
 
 
-def percentile(counts: Array, top: float, largest: float) -> float:
-    """Return the 99.99th percentile."""
-    shares = np.cumsum(counts) / counts.sum()
-    return min(float(np.searchsorted(shares, _PERCENT / 100) + 1) * top / counts.size, largest)
-
-
-def mse(counts: Array, top: float, largest: float) -> float:
-    """Return the threshold with the least noise of rounding and saturation."""
-    centres = (np.arange(counts.size) + 0.5) * top / counts.size
-    counts = np.concatenate([[0], counts[1:]])  # nearly all numbers of the first bin are zeros, which do not change
-    noises = []
-    for threshold in largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
-        saturation = np.maximum(centres - threshold, 0) ** 2
-        step = threshold / LEVELS
-        rounding = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
-        noises.append((float((counts * (_SATURATION_WEIGHT * saturation + rounding)).sum()), float(threshold)))
-    return min(noises)[1]
-
-
-METHODS: Mapping[str, Callable[[Array, float, float], float]] = {
-    "mse": mse,
-    "minmax": lambda counts, top, largest: largest,
-    "percentile": percentile,
-}
+THRESHOLDS: tuple[Callable[[Observed], float], ...] = (Observed.least_error, Observed.percentile)

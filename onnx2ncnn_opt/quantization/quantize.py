@@ -6,7 +6,7 @@ Noise powers add up. So the noise of each layer alone in int8 is measured once, 
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, int8_form, obstacle, quantise
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
-from onnx2ncnn_opt.quantization.observe import METHODS, Observed, observe
+from onnx2ncnn_opt.quantization.observe import THRESHOLDS, Observed, observe
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -90,12 +90,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `api.quantize.quantize` for the net; raises UsageError for an unknown method or form of weights.
+    """The options of `api.quantize.quantize` for the net; raises UsageError for an unknown form of weights.
 
     `like` is the .param of an earlier int8 net, whose layers get the same forms.
     """
 
-    method: str = "mse"  # one of observe.METHODS
     keep: Collection[str] = ()  # layers that stay float
     budget: Budget = Budget()
     every: bool = False  # layers become int8 even if they get no faster
@@ -104,8 +103,6 @@ class Options:
     on: str | None = None  # the target for times, and for the noise of the final net
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(f"method is {', '.join(METHODS)}, not {self.method!r:.40}")
         if self.weights not in (None, *WEIGHTS):
             forms = f"weights are {' or '.join(WEIGHTS)}, not {self.weights!r:.40}"
             raise UsageError(f"{forms}: ncnn has no fast kernels of others")
@@ -270,8 +267,11 @@ class Runs:
         """Return the noise with one of some layers in int8, on as many held-out and other samples as are affordable."""
         affordable = _LAYER_WORK // (layers * (multiplications(self.net) or _LAYER_WORK))
         half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
-        runner = self.written(self.graph({name: scales}), "int8", self.worker)
-        return self.agreements(runner, self.held[:half], [*self.held[:half], *self.rest[:half]])[0].noise
+        return self.noise({name: scales}, self.held[:half], [*self.held[:half], *self.rest[:half]])
+
+    def noise(self, scales: Mapping[str, Scales], *groups: Collection[int]) -> float:
+        """Return the noise with layers in int8, on the worst of groups of samples."""
+        return self.agreements(self.written(self.graph(scales), "int8", self.worker), *groups)[0].noise
 
     def layer_times(
         self, layers: Sequence[Layer], nets: Sequence[Mapping[str, Scales]], turns: int
@@ -317,6 +317,7 @@ class Runs:
 def calibrate(runs: Runs, release: int, given: Mapping[str, Scales | str] | None) -> dict[str, Candidate]:
     """Return the table of candidates, with the scales that are `given`, or those of their inputs in the float net.
 
+    Of the THRESHOLDS of inputs, those count with which the net, all candidates in int8, makes less noise.
     A 3x3 has another form without winograd. A Gemm or attention with blocks has one with a single scale.
     """
     net, feeds, options = runs.net, runs.feeds, runs.options
@@ -328,17 +329,19 @@ def calibrate(runs: Runs, release: int, given: Mapping[str, Scales | str] | None
     if len(feeds) < few:
         runs.notes.append(f"{len(feeds)} samples are few; give {few} or more, as different as in use")
     table = _candidates(net, options.keep, earlier, given)
-    candidates = _int8(table).values()
+    candidates = _int8(table)
     samples = [feeds[i] for i in runs.rest or runs.held]
-    read = [each.layer for each in candidates if each.layer.type in WITH_SCALE or each.layer.type == "Gemm"]
+    layers = [each.layer for each in candidates.values()]
+    read = [layer for layer in layers if layer.type in WITH_SCALE or layer.type == "Gemm"]
     observed = observe(net, runs.float, read, samples)
     runs.notes += _notes(observed, samples, {layer.name for layer in read if layer.inputs[0] in net.inputs})
-    for each in candidates:
-        layer, name, stats = each.layer, each.layer.name, observed.get(each.layer.name)
-        if given is None:
-            each.scales = _scales(stats, options.method, whole=options.weights == "int8")
-            if options.weights is None and _too_new(layer, each.scales, release):
-                each.scales = replace(each.scales, whole=True)
+    if given is None:
+        ways = [_scales(layers, observed, threshold, options.weights, release) for threshold in THRESHOLDS]
+        best = min(ways, key=lambda scales: runs.noise(scales, runs.held, range(len(feeds))))
+        for name, scales in best.items():
+            candidates[name].scales = scales
+    for name, each in candidates.items():
+        layer, stats = each.layer, observed.get(name)
         if earlier is not None:
             each.scales = replace(each.scales, whole=earlier[name][0], winograd=earlier[name][1])
         elif may_use_winograd(layer):
@@ -505,10 +508,21 @@ def _reason(runs: Runs, each: Candidate) -> str:
     return f"the budget has no room for its noise: {decibels(each.noise):.1f} dB alone"
 
 
-def _scales(blob: Observed | None, method: str, *, whole: bool) -> Scales:
-    """Return the scales of a layer from its input's statistics."""
-    scales = Scales(1.0) if blob is None else Scales(LEVELS / (blob.threshold(method) * blob.margin), blob.means)
-    return replace(scales, whole=whole)
+def _scales(
+    layers: Iterable[Layer],
+    observed: Mapping[str, Observed],
+    threshold: Callable[[Observed], float],
+    weights: str | None,
+    release: int,
+) -> dict[str, Scales]:
+    """Return the scales of layers by name, from the statistics of their inputs."""
+    found = {}
+    for layer in layers:
+        blob = observed.get(layer.name)
+        scales = Scales(1.0) if blob is None else Scales(LEVELS / (threshold(blob) * blob.margin), blob.means)
+        is_whole = weights == "int8" or (weights is None and bool(_too_new(layer, scales, release)))
+        found[layer.name] = replace(scales, whole=is_whole)
+    return found
 
 
 def _too_new(layer: Layer, scales: Scales, release: int) -> str:

@@ -1,13 +1,13 @@
 """Statistics of blobs over samples, from the real ncnn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.quantization.observe import METHODS, Observed, observe
+from onnx2ncnn_opt.quantization.observe import THRESHOLDS, Observed, observe
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from testing.param_text import layer, net
@@ -36,28 +36,28 @@ def test_statistics_of_blobs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.means, again.means)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_thresholds_of_numbers_without_outliers(method: str) -> None:
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_thresholds_of_numbers_without_outliers(threshold: Callable[[Observed], float]) -> None:
     found = Observed()
     found.add(RNG.uniform(-1, 1, 100_000).astype(np.float32))
-    assert 0.9 < found.threshold(method) <= found.largest
+    assert 0.9 < threshold(found) <= found.largest
 
 
-@pytest.mark.parametrize("method", ["mse", "percentile"])
-def test_thresholds_cut_outliers(method: str) -> None:
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_thresholds_cut_outliers(threshold: Callable[[Observed], float]) -> None:
     found = Observed()
     numbers = RNG.standard_normal(1_000_000).astype(np.float32)
     numbers[0] = 60
     found.add(numbers)
-    assert 2 < found.threshold(method) < 45
-    assert 0 < found.share_above(found.threshold(method)) < 0.05
+    assert 2 < threshold(found) < 45
+    assert 0 < found.share_above(threshold(found)) < 0.05
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_thresholds_of_zeros(method: str) -> None:
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_thresholds_of_zeros(threshold: Callable[[Observed], float]) -> None:
     found = Observed()
     found.add(np.zeros(10, np.float32))
-    assert found.threshold(method) == 1
+    assert threshold(found) == 1
 
 
 @pytest.mark.parametrize(("largest", "margin"), [([1, 2, 4, 3] * 5, 1), (range(1, 21), 1.1), ([2], 1.5), ([0, 0], 1)])

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.param.files import read_graph, read_net, write_net
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import obstacle, quantise
-from onnx2ncnn_opt.quantization.observe import METHODS, Observed
+from onnx2ncnn_opt.quantization.observe import THRESHOLDS, Observed
 from onnx2ncnn_opt.quantization.quantize import Budget
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.net import Net
@@ -152,9 +152,12 @@ def test_weights_without_a_fast_kernel_are_refused(param: Path) -> None:
         quantize(param, data(), weights="block4")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_methods(method: str, param: Path) -> None:
-    assert quantize(param, data(), every=True, method=method).result.decibels > 22
+def test_the_better_threshold_is_taken(param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = quantize(param, data(), every=True).result.decibels
+    assert best > 22
+    for threshold in THRESHOLDS:
+        monkeypatch.setattr("onnx2ncnn_opt.quantization.quantize.THRESHOLDS", (threshold,))
+        assert quantize(param, data(), every=True).result.decibels <= best
 
 
 def test_a_budget_is_kept(param: Path) -> None:
@@ -167,7 +170,8 @@ def test_a_budget_is_kept(param: Path) -> None:
     assert "20 samples are few; give 50 or more, as different as in use" in made.result.notes
 
 
-def test_a_budget_that_one_layer_keeps_by_a_little(param: Path) -> None:
+def test_a_budget_that_one_layer_keeps_by_a_little(param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx2ncnn_opt.quantization.quantize.THRESHOLDS", THRESHOLDS[:1])  # whatever the others do
     layers = {row.layer: row.noise or 0.0 for row in quantize(param, data(), every=True).layers}
     quietest = min(layers, key=layers.__getitem__)
     alone = quantize(param, data(), every=True, keep=layers.keys() - {quietest}).result
