@@ -20,6 +20,7 @@ from onnx2ncnn_opt.onnx.edit.masked import choose_by_masks
 from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS
 from onnx2ncnn_opt.onnx.lower.layout import output_layout
+from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.structure import names_of
 from onnx2ncnn_opt.onnx.value import Constant, Tensor
@@ -126,7 +127,7 @@ def import_model(
     if unknown := set(requested) - {info.name for info in model.net_inputs}:
         names = ", ".join(info.name for info in model.inputs)
         raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
-    choose_by_masks(model.graph)
+    choose_by_masks(model.graph, lambda node: traits_of(node.domain, node.op_type, 2**31).axes == "each")
     start = partial(Import, types=types, custom=custom, is_short=tail == "auto")
     whole = _attempted(start, model, requested)
     net, single = _net_of(start, whole)

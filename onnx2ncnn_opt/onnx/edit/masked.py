@@ -1,29 +1,60 @@
-"""Assignments of a number to masked elements, ``x[mask] = 0``, as Where.
+"""Assignments to masked elements, ``x[mask] = 0`` and ``x[mask] = f(x[mask])``, as Where.
 
-Exporters write the positions of the elements, how many they are, the number as often, and a scatter.
+Exporters write the positions of the elements, how many they are, the number as often or a function of the elements that
+GatherND takes there, and a scatter.
 """
+
+from collections.abc import Callable
 
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.read.structure import attributes_of, before, strip
 
 
-def choose_by_masks(graph: onnx_ir.Graph) -> None:
-    """Turn each scatter of one number to all elements that a mask chooses into Where."""
+def choose_by_masks(graph: onnx_ir.Graph, is_elementwise: Callable[[onnx_ir.Node], bool]) -> None:
+    """Turn each scatter to all elements that a mask chooses into Where, if new elements depend only on their places."""
     for node in [node for node in graph if node.op_type == "ScatterND"]:
         data, positions, updates = node.inputs
-        rows = _made(positions, "Transpose")
-        found = rows and _made(rows.inputs[0], "NonZero")
-        number = updates and before(updates, ("Expand", "Reshape"))
-        is_number = number and number.const_value and number.const_value.size == 1
-        if found and is_number and attributes_of(node).get("reduction", "none") == "none":
-            mask = _covering(found.inputs[0], data)
-            if mask is not None:
-                node.op_type = "Where"
-                node.attributes.clear()
-                for index, operand in enumerate((mask, number, data)):
-                    node.replace_input_with(index, operand)
+        mask = _mask(positions, data)
+        is_plain = mask is not None and attributes_of(node).get("reduction", "none") == "none"
+        new = _for_all(updates, mask, node, is_elementwise) if is_plain else None
+        if new is not None:
+            node.op_type = "Where"
+            node.attributes.clear()
+            for index, operand in enumerate((mask, new, data)):
+                node.replace_input_with(index, operand)
     strip(graph)
+
+
+def _for_all(
+    value: onnx_ir.Value | None,
+    mask: onnx_ir.Value | None,
+    scatter: onnx_ir.Node,
+    is_elementwise: Callable[[onnx_ir.Node], bool],
+) -> onnx_ir.Value | None:
+    """Return a value for all elements instead of those that the mask chooses; None if that is not known."""
+    if value is None:
+        return None
+    value = before(value, ("Expand", "Reshape"))  # it has an element for each position
+    made = value.producer()
+    if made is None:
+        return value if value.const_value is not None and value.const_value.size == 1 else None
+    if made.op_type == "GatherND":
+        return made.inputs[0] if _mask(made.inputs[1], made.inputs[0]) is mask else None
+    operands = [_for_all(x, mask, scatter, is_elementwise) for x in made.inputs] if is_elementwise(made) else [None]
+    if None in operands:
+        return None
+    copy = onnx_ir.Node(made.domain, made.op_type, operands, made.attributes.values())
+    copy.outputs[0].name = f"{value.name}_for_{scatter.outputs[0].name}"
+    scatter.prepend(copy)
+    return copy.outputs[0]
+
+
+def _mask(positions: onnx_ir.Value | None, x: onnx_ir.Value | None) -> onnx_ir.Value | None:
+    """Return the mask of x whose true elements are at the positions; None for others."""
+    rows = _made(positions, "Transpose")
+    found = rows and _made(rows.inputs[0], "NonZero")
+    return _covering(found.inputs[0], x) if found else None
 
 
 def _made(value: onnx_ir.Value | None, kind: str) -> onnx_ir.Node | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
-from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known, named, names_in, product
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
@@ -26,12 +26,14 @@ from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.gather import pixels
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
 from onnx2ncnn_opt.onnx.lower.functional.resampling import SIMPLE, Axis, Sampling
+from onnx2ncnn_opt.onnx.lower.functional.views import multiples_of
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, Tensor, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _LARGEST_DENOMINATOR = 64  # of a scale of dynamic sizes
+_PARTS = (1, 2, 4, 8, 16, 32, 64)  # fractions that float32 has
 
 
 def _resized(node: NodeView) -> int:
@@ -114,10 +116,8 @@ def _sized(axis: int, size: Dim, out: Dim, sampling: Sampling) -> Axis:
         return Axis(axis, size, out, out / size)
     if isinstance(size, Sym) and out == size // 2 and sampling.mode == "nearest":
         return Axis(axis, size, out, 0.5)  # of 2m + 1 pixels, too, floor(i * size / m) is 2i for all i < m
-    factor, divisor = 1 if size == out else exact_div(out, size), exact_div(size, out)
-    if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
-        return Axis(axis, size, out, 1 / divisor)  # exact in float32
-    return Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
+    wholes = ((exact_div(out * parts, size), parts) for parts in _PARTS)
+    return Axis(axis, size, out, next((n / parts for n, parts in wholes if isinstance(n, int)), None))
 
 
 def _scaled(im: ImportContext, x: Operand, scales: Array, sampling: Sampling) -> tuple[Operand, list[Axis]]:
@@ -204,6 +204,9 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[Axis], sampling: Sam
         for group in (*([a] for a in changed if a not in image), image):
             x = _interp_layer(im, x, group, params) if group else x
         return x
+    multiples = [pair for one in changed for pair in _whole(im, one, sampling)] if sampling.mode == "nearest" else []
+    if multiples:
+        raise im.invalid("its scales are not exact", multiples)
     for one in changed:
         reason = f"{sampling.mode} with {sampling.coordinates} from {one.size} to {one.out}"
         im.fixed((one.size, one.out), f"{reason}, which ncnn does not sample the same way at every size")
@@ -219,6 +222,14 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[Axis], sampling: Sam
     for axis in axes:
         inside = inside[..., None] & (sampling.inside(axis) if axis in changed else np.ones(1, bool))
     return binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value)))
+
+
+def _whole(im: ImportContext, axis: Axis, sampling: Sampling) -> Sequence[tuple[Dim, Dim]]:
+    """Return multiples for dimensions that make a size the exact part of another one, as h // 4 is for (h, 4 * h_4)."""
+    large = dict.fromkeys(names_in([axis.size, axis.out]), _LONGEST)
+    ratio = Fraction(*known(named([axis.out, axis.size], large)))
+    multiples = multiples_of(im, axis.size * ratio.numerator, axis.out * ratio.denominator)
+    return multiples if multiples and _is_floor(axis._replace(scale=float(ratio)), sampling) else ()
 
 
 def _interp(im: ImportContext, changed: list[Axis], sampling: Sampling) -> dict[str, int] | None:

@@ -3,8 +3,7 @@
 Also operators that fold if their results depend only on dynamic sizes, and are refused otherwise.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -16,15 +15,11 @@ from onnx2ncnn_opt.ir.dim import (
     Dim,
     Shape,
     Sym,
-    calls,
     exact_div,
     is_fixed,
     known,
-    names_in,
     product,
     shape_text,
-    substituted,
-    symbol,
 )
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
@@ -35,7 +30,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
-from onnx2ncnn_opt.onnx.lower.functional.views import repeated, squeeze, unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.views import multiples_of, repeated, squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value
 
@@ -58,22 +53,9 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     size, total = product(x.shape), product(target)
     if isinstance(size, int) and isinstance(total, int) and size != total:
         raise im.mismatch(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(target))}", [(size, total)])
-    if size != total and x.view.reshape(tuple(target)) is None and (multiples := _multiples(im, size, total)):
+    if size != total and x.view.reshape(tuple(target)) is None and (multiples := multiples_of(im, size, total)):
         raise im.invalid(f"{shape_text(x.shape)} may differ from {shape_text(tuple(target))}", multiples)
     return im.reshape(x, tuple(target))
-
-
-def _multiples(im: ImportContext, size: Dim, total: Dim) -> Sequence[tuple[Dim, Dim]]:
-    """Return multiples for dimensions, as (h, 2 * h_2) for a `total` of h // 2 * 2, if only they make it the `size`."""
-    names = names_in(size for info in im.model.inputs for size in info.shape)
-    halves = {str(call.a): call.b for call in calls(total) if call.operator == "//" and isinstance(call.b, int)}
-    # torch names a multiple "16*h"; a new name is an identifier.
-    new = {name: re.sub(r"\W+", "_", name.lstrip("0123456789*")) for name in names}
-    multiples = {name: symbol(f"{new[name]}_{by}") * by for name, by in halves.items() if name in names}
-    made = names_in(multiples.values())
-    are_new = names.isdisjoint(made) and len(made) == len(multiples)
-    fits = substituted(size, multiples) == substituted(total, multiples)
-    return [(symbol(name), multiple) for name, multiple in multiples.items()] if fits and are_new else ()
 
 
 @onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=True)

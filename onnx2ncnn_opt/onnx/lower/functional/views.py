@@ -1,9 +1,10 @@
 """Changes of a tensor's axes, most of which need no layer, and repetition along axes."""
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
-from onnx2ncnn_opt.ir.dim import shape_text
+from onnx2ncnn_opt.ir.dim import Dim, calls, names_in, shape_text, substituted, symbol
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.layout import Layout
@@ -101,3 +102,16 @@ def dims_around(x: Tensor, axes: Collection[int]) -> tuple[list[tuple[int, ...]]
         return here if is_laid_out else dims, batch
     others = groupby((axis for (axis,) in dims), lambda axis: axis if axis in axes else None)
     return [tuple(run) for _, run in others], batch
+
+
+def multiples_of(im: ImportContext, size: Dim, total: Dim) -> Sequence[tuple[Dim, Dim]]:
+    """Return multiples for dimensions, as (h, 2 * h_2) for a `total` of h // 2 * 2, if only they make it the `size`."""
+    names = names_in(size for info in im.model.inputs for size in info.shape)
+    halves = {str(call.a): call.b for call in calls(total) if call.operator == "//" and isinstance(call.b, int)}
+    # torch names a multiple "16*h"; a new name is an identifier.
+    new = {name: re.sub(r"\W+", "_", name.lstrip("0123456789*")) for name in names}
+    multiples = {name: symbol(f"{new[name]}_{by}") * by for name, by in halves.items() if name in names}
+    made = names_in(multiples.values())
+    are_new = names.isdisjoint(made) and len(made) == len(multiples)
+    fits = substituted(size, multiples) == substituted(total, multiples)
+    return [(symbol(name), multiple) for name, multiple in multiples.items()] if fits and are_new else ()
