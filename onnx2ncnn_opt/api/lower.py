@@ -382,12 +382,14 @@ class _Request:
         for node in loaded.graph if options.quantized == "float" else ():
             node.meta.pop(INT8, None)
         announce("making layers of the operators")
-        axes, types = options.batch_axes, entry_points.layer_types()
+        axes: dict[str, Any] = {"batch_axes": options.batch_axes, "types": entry_points.layer_types()}
+        if options.client:
+            axes["output_axes"] = {x.name: 0 for x in loaded.outputs if x.shape and x.shape[0] == 1}
         selects = any(node.op_type == SELECTION for node in loaded.graph)
         tail = "never" if selects else options.tail
         try:
             with for_ultralytics(loaded.metadata) if options.client else nullcontext():
-                imported = import_model(loaded, batch_axes=axes, types=types, custom=custom, tail=tail)
+                imported = import_model(loaded, **axes, custom=custom, tail=tail)
         except UnsupportedError:
             if not selects:
                 raise

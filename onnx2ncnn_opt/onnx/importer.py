@@ -110,6 +110,7 @@ def import_model(
     model: LoadedModel,
     *,
     batch_axes: Mapping[str, int | None] | None = None,
+    output_axes: Mapping[str, int | None] | None = None,
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
     tail: str = "never",
@@ -117,10 +118,11 @@ def import_model(
     """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
     `batch_axes` fixes for inputs by name which axis is the Mat's batch count (None: no axis); `onnx.batch` infers the
-    others. `types` is the graph's table of layers. `custom` operators become layers of their own. Unless `tail` is
-    "never", nodes that ncnn cannot express may move to a tail, with "auto" also nodes of many layers; the model's graph
-    then ends before them. Raises UnsupportedError with all other such nodes. Raises UsageError for unknown inputs in
-    `batch_axes` and unknown operators in `custom`.
+    others. `output_axes` does so for outputs; others leave in the cheapest layout. `types` is the graph's table of
+    layers. `custom` operators become layers of their own. Unless `tail` is "never", nodes that ncnn cannot express may
+    move to a tail, with "auto" also nodes of many layers; the model's graph then ends before them. Raises
+    UnsupportedError with all other such nodes. Raises UsageError for unknown inputs in `batch_axes` and unknown
+    operators in `custom`.
     """
 
     requested = batch_axes or {}
@@ -128,7 +130,7 @@ def import_model(
         names = ", ".join(info.name for info in model.inputs)
         raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
     choose_by_masks(model.graph, lambda node: traits_of(node.domain, node.op_type, 2**31).axes == "each")
-    start = partial(Import, types=types, custom=custom, is_short=tail == "auto")
+    start = partial(Import, types=types, custom=custom, is_short=tail == "auto", output_axes=output_axes)
     whole = _attempted(start, model, requested)
     net, single = _net_of(start, whole)
     if net is not None:
@@ -141,7 +143,8 @@ def import_model(
     except UnsupportedError:
         if not (single or whole).is_limited:
             raise
-        return import_model(model, batch_axes=requested, types=types, custom=custom, tail="only-needed")
+        fixed = {"batch_axes": requested, "output_axes": output_axes}
+        return import_model(model, **fixed, types=types, custom=custom, tail="only-needed")
     head = _attempted(start, tail_part.without(model), requested)
     net, _ = _net_of(start, head)
     if net is None:

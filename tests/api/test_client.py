@@ -29,6 +29,18 @@ SORTED = """(float[1, 3, 320, 320] images) => (float[1, 300] output0)
     flat = Flatten(positive)
     output0, places = TopK(flat, k)
 }"""
+# An end-to-end head with extras, as YOLO26-pose has it: its rows are cheapest with their first axis, of size 1.
+END = """(float[1, 3, 32, 64] images) => (float[1, 9, 7] output0)
+<float[6, 3, 1, 1] weight = {0.5, 0.1, -1, 2, 0.3, 0.7, 0.2, -0.4, 1, -0.8, 0.9, 0.6, 3, 0.1, 0.4, -0.2, 1.5, 0.8},
+int64[3] shape = {1, 6, 1024}, int64[1] k = {9}, int64[1] zero = {0}, int64[1] two = {2},
+int64[1] four = {4}, int64[1] six = {6}, int64[3] of_boxes = {1, 9, 4}, int64[3] of_extras = {1, 9, 2}> {
+    maps = Conv<strides = [1, 2]>(images, weight) raw = Reshape(maps, shape) rows = Transpose<perm = [0, 2, 1]>(raw)
+    boxes = Slice(rows, zero, four, two) extras = Slice(rows, four, six, two) best = ReduceMax(extras, two)
+    flat = Flatten(best) scores, places = TopK(flat, k) index = Unsqueeze(places, two) score = Unsqueeze(scores, two)
+    box_index = Expand(index, of_boxes) extra_index = Expand(index, of_extras)
+    box = GatherElements<axis = 1>(boxes, box_index) extra = GatherElements<axis = 1>(extras, extra_index)
+    output0 = Concat<axis = 2>(box, score, extra)
+}"""
 # As ultralytics 8.4 writes it; names may have any characters.
 METADATA = {
     "description": 'Ultralytics "YOLO11n" model: ',
@@ -84,6 +96,12 @@ def test_the_folder(tmp_path: Path) -> None:
         assert "metadata.yaml" in ended.lines("wrote")[0][-3]
     assert (tmp_path / "nets" / "yolo_ncnn_model" / "metadata.yaml").exists()
     assert (tmp_path / "own_ncnn_model" / "model.ncnn.param").exists()
+
+
+def test_outputs_are_mats_without_the_first_axis() -> None:
+    model = with_metadata(END)
+    assert [lower(model, client=name).manifest().outputs[0].batch_axis for name in (None, "ultralytics")] == [None, 0]
+    assert lower(model, client="ultralytics").verify().ok
 
 
 def test_an_int8_net_has_it_too(tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ def test_numbers_that_are_often_equal(scores: str, size: int) -> None:
     assert found == [True] if size == 40 else [False, True]
 
 
+@pytest.mark.parametrize(
+    "pick", ["a, s, b = Split<axis = 1, num_outputs = 3>(j)", "s = Slice(j, start, end, start_axis)"]
+)
+def test_a_part_of_a_concat_has_the_ties_of_its_operand(pick: str) -> None:
+    scores = f"m = MatMul(x, one) z = Round(m) j = Concat<axis = 1>(z, m, z) {pick}"
+    places: dict[str, Any] = {"start": np.array([800]), "end": np.array([1600]), "start_axis": np.array([1])}
+    assert types(lower(parsed(sort(800, 6, scores), **ONE, **places), tail="never")).count("DetectionOutput") == 1
+
+
 def topk(shape: str, result: str, count: int, options: str, scores: str = "s = Identity(x)") -> str:
     return f"""(float[{shape}] x) => (float[{result}] v, int64[{result}] i) <int64[1] k = {{{count}}}> {{
         {scores} v, i = TopK<{options}>(s, k) }}"""

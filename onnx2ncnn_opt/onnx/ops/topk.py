@@ -11,13 +11,14 @@ NaN an index may occur twice, but every index is valid.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
 from onnx2ncnn_opt.ir.detections import LOWEST, SORT
 from onnx2ncnn_opt.ir.dim import Dim, axis_index, product
-from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.reached import reached
@@ -111,14 +112,26 @@ def _are_ties_chance(blob: Blob) -> bool:
             return ()
         if layer.computes(BinaryOp.ADD, BinaryOp.SUB):
             return [x for x in layer.inputs if x.producer and x.producer.type != "MemoryData"]
-        joined = layer.input.producer if layer.type == "Slice" else None
-        if joined and joined.type == "Concat" and [x.shape for x in joined.inputs] == [x.shape for x in layer.outputs]:
-            return joined.inputs[layer.outputs.index(blob) :][:1]
+        if (part := _joined(layer, blob)) is not None:
+            return [part]
         is_smooth = layer.type in _SMOOTH or layer.computes(*_SMOOTH_CODES) or layer.has(Trait.MOVES)
         return layer.inputs[: 1 if layer.type in _SIZED else None] if is_smooth else ()
 
     ends = (each.producer for each in reached([blob], operands) if not operands(each))
     return all(layer is not None and layer.type in _SUMS for layer in ends)
+
+
+def _joined(layer: Layer, blob: Blob) -> Blob | None:
+    """Return the operand of a Concat that a Crop or Slice picks; None for other layers and other parts."""
+    joined = layer.input.producer if layer.type in ("Crop", "Slice") else None
+    if joined is None or joined.type != "Concat":
+        return None
+    axis, others = joined["axis"], layer.outputs[: layer.outputs.index(blob)]
+    at = sum(x.known_shape[axis] for x in others) if layer.type == "Slice" else layer["starts"][0]
+    starts = accumulate((x.known_shape[axis] for x in joined.inputs), initial=0)
+    return next(
+        (x for x, start in zip(joined.inputs, starts, strict=False) if (start, x.shape) == (at, blob.shape)), None
+    )
 
 
 def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> tuple[Tensor, Tensor]:
