@@ -129,7 +129,8 @@ class _ErrorWriter(Editor):
     ) -> list[onnx_ir.Value]:
         """Return the outputs of a node, perturbed unless it moves its inputs."""
         results = [*outputs]
-        if traits.moves == () or node.op_type == "Cast":  # a net in 32 bits rounds nothing to 16
+        if node.op_type == "Cast" or (traits.moves == () and node.op_type != "Constant"):
+            # A net in 32 bits rounds nothing to 16.
             is_half = {x: x.name and x.dtype == DataType.FLOAT16 for x in outputs}
             results = [self._perturb(x, DataType.FLOAT16, LAST_BIT["float16"]) if is_half[x] else x for x in outputs]
         moved = [value for index, value in enumerate(inputs) if traits.moves_input(index)]

@@ -32,6 +32,14 @@ def test_numbers_in_16_bits_move() -> None:
     assert 2**-11 < spread(graph, x.astype(np.float32)).max() < 2e-2
 
 
+def test_constants_in_16_bits_are_exact() -> None:
+    """Fp16 exports of YOLO have scales of Resize in 16 bits: with errors, its result would have other sizes."""
+    graph = """(float[1, 1, 2, 3] x) => (float[1, 1, 4, 6] y) {
+        bits = Constant<value = float16[4] {15360, 15360, 16384, 16384}>() scales = Cast<to = 1>(bits)
+        z = Mul(x, x) y = Resize(z, , scales) }"""
+    assert 0 < spread(graph, np.ones((1, 1, 2, 3), np.float32)).max() < 1e-5
+
+
 def test_values_decided_by_a_last_bit_move_by_a_step() -> None:
     graph = "(float[3] x) => (float[3] y) <float a = {3}> { b = Mul(x, a) y = Floor(b) }"
     moved = spread(graph, np.array([1 / 3, 0.5, 0.0], np.float32))
