@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
-from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 # Adding an offset in float32 loses at most 2^-24 of the offset. If that is more than 2^-13 of the sum, the offset may
 # be a rounding trick: a quantiser's step is not smaller, and weights are not less exact.
@@ -157,17 +157,6 @@ def slice_affine(layer: Layer, count: int) -> Affine:
 def bias_of(layer: Layer, count: int) -> Array:
     """Return the layer's bias, or `count` zeros, in float64."""
     return layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(count)
-
-
-def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
-    """Return the factor of each channel of x in a Scale or a product with a constant; refused for other sizes."""
-    count = fixed_size(x, 0)
-    if const is not None:
-        return per_channel(const, x, count)
-    require_own_weights(scale)
-    (factors,) = _blocks(scale, "scale_data")
-    require(len(factors) == count, f"'{scale.name}' does not have one factor for each channel")
-    return factors
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None, count: int | None = None) -> Affine:

@@ -1,5 +1,3 @@
-"""`fuse_normalize`, `fuse_normalize_mul`: quotients by an L2 norm, and factors after a Normalize."""
-
 import math
 from collections.abc import Iterator
 
@@ -9,12 +7,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Sym, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes._views import VIEWS, chain_above, in_layout, steps_of, view_layers
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized, over_norm
-from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 # A squared norm below that of every row except zeros, and the lower limit of an RMSNorm's eps.
@@ -98,28 +94,3 @@ def _require_rows(x: Blob, norm: Layer, view: Layer, rows: Blob) -> None:
     divisors = in_layout(index.reshape(fixed_shape(view.input)), steps_of([view]))
     fits = divisors.ndim == of_elements.ndim and of_elements.shape[-1] * index.size == of_elements.size
     require(fits and (of_elements == divisors).all(), f"the rows of '{rows.name}' are not what '{norm.name}' is over")
-
-
-_NORMALIZE = op("Normalize", "norm")
-
-
-@rewrite(
-    op("BinaryOp", "scale", op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)(_NORMALIZE),
-    op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(_NORMALIZE, const("constant")),
-    op("Scale", "scale", bias_term=0)(_NORMALIZE),
-    exact=False,
-    purpose="SSD's normalised features, and scores by cosine",
-)
-def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None) -> Layer:
-    """x ── Normalize ── BinaryOp mul, Scale ──   ⇒   x ── Normalize ──
-
-    For one factor, or one for each channel of an image.
-    """
-    own = norm.weights["scale_data"].astype(np.float64)
-    if scale.type == "BinaryOp" and constant is None:
-        factors = linear(scale, len(own)).scale
-        return norm.having(weights={"scale_data": stored(norm, "scale_data", factors * own)})
-    known_shape(norm.input, 3)
-    factors = channel_factors(scale, constant, norm.input)
-    data = stored(norm, "scale_data", own * factors)
-    return norm.having(channel_shared=None, scale_data_size=len(factors), weights={"scale_data": data})
