@@ -8,10 +8,11 @@ from onnx2ncnn_opt.ir.dim import Sym, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
-from onnx2ncnn_opt.passes._views import VIEWS, chain_above, in_layout, steps_of, view_layers
+from onnx2ncnn_opt.passes._trace import Sizes, moved
+from onnx2ncnn_opt.passes._views import VIEWS, chain_above, view_layers
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized, over_norm
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # A squared norm below that of every row except zeros, and the lower limit of an RMSNorm's eps.
 _TINY, _LEAST = 1e-20, 1e-36
@@ -86,11 +87,14 @@ def _require_rows(x: Blob, norm: Layer, view: Layer, rows: Blob) -> None:
     above = chain_above(rows)
     chain = next((above[i:] for i, layer in enumerate(above) if layer.input is x), ())
     require(chain, f"'{rows.name}' is no view of '{x.name}'")
-    shape, kept = fixed_shape(x), list(fixed_shape(x))
-    for axis in range(len(shape)) if norm["reduce_all"] else norm["axes"]:
+    sizes = Sizes(blob for layer in (*chain, view) for blob in (layer.input, layer.output))
+    kept = list(sizes.shape(x))
+    for axis in range(len(kept)) if norm["reduce_all"] else norm["axes"]:
         kept[axis] = 1
     index = np.arange(math.prod(kept), dtype=np.int32)
-    of_elements = in_layout(np.broadcast_to(index.reshape(kept), shape), steps_of(chain))
-    divisors = in_layout(index.reshape(fixed_shape(view.input)), steps_of([view]))
+    of_elements = np.broadcast_to(index.reshape(kept), sizes.shape(x))
+    for layer in chain:
+        of_elements = moved(layer, layer.output, of_elements, sizes)
+    divisors = moved(view, view.output, index.reshape(sizes.shape(view.input)), sizes)
     fits = divisors.ndim == of_elements.ndim and of_elements.shape[-1] * index.size == of_elements.size
     require(fits and (of_elements == divisors).all(), f"the rows of '{rows.name}' are not what '{norm.name}' is over")

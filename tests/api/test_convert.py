@@ -197,6 +197,16 @@ def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, ra
     assert len(present(converted.graph.inputs[0].shape)) == rank
 
 
+def test_norms_over_a_dynamic_length_that_was_rows_are_one_layer() -> None:
+    """As XCiT normalises the tokens of each column of its heads."""
+    model = (
+        "(float[1, n, 12] x) => (float[1, 3, 4, n] y) <int64[4] cut = {0, 0, 3, 4}, float least = {1e-12}> {"
+        " heads = Reshape(x, cut) q = Transpose<perm = [0, 2, 3, 1]>(heads) norm = ReduceL2<axes = [-1]>(q)"
+        " positive = Clip(norm, least) size = Shape(q) large = Expand(positive, size) y = Div(q, large) }"
+    )
+    assert types(right(model)).isdisjoint({"Reduction", "BinaryOp"})
+
+
 def test_an_older_release_gets_only_its_layers() -> None:
     model = refilled(ROOT / "fixtures" / "models" / "attention.ts.onnx")
     assert {"SDPA", "MultiHeadAttention"} & types(lower(model))
