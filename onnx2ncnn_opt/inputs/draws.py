@@ -76,7 +76,7 @@ _CONTRAST = 0.01  # of flat inputs, relative to the scale
 
 # Nets up to these numbers of weights, input elements and layers run on many inputs faster than the runtimes load.
 _TINY_WEIGHTS, _TINY_INPUTS, _TINY_LAYERS = 2**17, 2**14, 2**10
-_MORE_SEEDS = 4
+_FLAT_AXES = 1, 0, 1, 2, 3  # one for each seed
 
 
 # The kinds of inputs; docs/verdict.md has the faults that each finds and no other. A user's ranges are none of them.
@@ -145,15 +145,12 @@ class Draw(NamedTuple):
 
 
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
-    """Return the draws of a verification: plain and large; for a small net also flat, for a tiny one many more."""
+    """Return the draws of a verification: usual, large, and for small nets flat; for tiny ones on all axes."""
     result = [Draw(seed, plain=True), Draw(seed, LARGE)]
     if is_small:
-        result += [Draw(seed + 1), Draw(seed + 1, LARGE)]
-        result += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
-    if is_small and is_tiny:
-        for axis in range(_MORE_SEEDS):
-            more = seed + 3 + axis
-            result += [Draw(more), Draw(more, LARGE), Draw(more, flat=axis), Draw(more, LARGE, flat=axis)]
+        result += [Draw(seed + 1), Draw(seed + 1, LARGE), Draw(seed + 2)]
+        for number, axis in enumerate(_FLAT_AXES if is_tiny else _FLAT_AXES[:1], seed + 2):
+            result += [Draw(number, flat=axis), Draw(number, LARGE, flat=axis)]
     return result
 
 

@@ -572,7 +572,7 @@ def test_meaning_of_fp16_on_x86() -> None:
         assert bool(stored_note(report)) == has_note
 
 
-SINE = "(float[16, 16] x) => (float[16, 16] y) { y = Sin(x) }"
+SINE = "(float[64, 64] x) => (float[64, 64] y) { y = Sin(x) }"
 SINE_NET = ("Input in 0 1 x", "UnaryOp s 1 1 x y 0=9")
 
 
