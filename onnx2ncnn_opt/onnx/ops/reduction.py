@@ -31,8 +31,9 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
     reduction.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
     domains, rule = {0: _DOMAINS[name]} if name in _DOMAINS else None, items.reduced(None, "axes", 1)
     register = partial(onnx_op, name, integers=name in _OF_INTEGERS, domains=domains, items=rule, folds=True)
-    register(later=("axes", "noop_with_empty_axes"))(reduction)
-    register(since=axes_input)(reduction)
+    errors: Errors = "input" if operation in (Reduction.SUM, Reduction.MEAN) else "result"
+    register(later=("axes", "noop_with_empty_axes"), errors=errors)(reduction)
+    register(since=axes_input, errors=errors)(reduction)
 
 
 for _name, (_operation, _axes_input) in OPERATIONS.items():
