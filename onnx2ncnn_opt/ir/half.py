@@ -4,10 +4,11 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp.
 """
 
 from collections.abc import Iterator
+from math import log2, prod
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, is_fixed, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
@@ -15,6 +16,7 @@ from onnx2ncnn_opt.ir.weight import Array
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
+LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
 ABSORBING = 1e8  # from here on, adding a score changes nothing in float32
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
@@ -88,9 +90,14 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
     if layer.type == "Permute" and _permutes_odd_channels(layer):
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
         yield Feature.NO_VULKAN, reason, "vulkan"
+    if layer.type in ("GroupNorm", "InstanceNorm") and _group_size(layer) > _LONGEST:
+        reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of a group"
+        yield Feature.NO_VULKAN, reason, "vulkan"
     if layer.type != "Input" and any(map(_is_too_long, (*layer.inputs, *layer.outputs))):
         reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of an axis"
         yield Feature.NO_VULKAN, reason, "vulkan"
+    if layer.type == "Interp" and not _has_exact_places(layer):
+        yield Feature.NO_FP16_ARITHMETIC, "GPUs compute the coordinates of its pixels in fp16", "vulkan"
     if crashes_gpus(layer):
         yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
     count = softmax_size(layer, layer.input.shape or ()) if layer.type == "Softmax" else 0
@@ -99,6 +106,28 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
         if isinstance(count, int):  # else rows may be short, and a cast of all scores is slow
             yield FP32, reason, "arm"
         yield Feature.NO_FP16_ARITHMETIC, reason, "vulkan"
+
+
+def _has_exact_places(interp: Layer) -> bool:
+    """Return True if fp16 holds all coordinates of pixels: of one pixel, or of short sides with a factor 2, 4, 8 ..."""
+    before, after = interp.inputs[0].shape, interp.output.shape
+    if before is None or after is None:
+        return False
+    sides = [(a, b) for a, b in zip(before[1:], after[1:], strict=False) if a != 1]
+    return all(
+        is_fixed(side)
+        and max(side) <= LARGEST_SIDE
+        and (side[0] == side[1] or (log2(side[1] / side[0]).is_integer() and not interp["align_corner"]))
+        for side in sides
+    )
+
+
+def _group_size(norm: Layer) -> int:
+    """Return the number of elements that a GroupNorm or InstanceNorm adds up; 0 if it is dynamic."""
+    shape = norm.input.shape
+    if not is_fixed(shape):
+        return 0
+    return prod(shape) // (norm["group"] if norm.type == "GroupNorm" else shape[0])
 
 
 def _is_too_long(blob: Blob) -> bool:

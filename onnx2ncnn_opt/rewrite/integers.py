@@ -10,6 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
 from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import LARGEST_SIDE
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
@@ -20,7 +21,6 @@ _POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute po
 _COUNTED = frozenset({"CumulativeSum", "Dequantize", "MemoryData", "Reduction"})
 _COMPUTES = _CALCULATES | {"MatMul", "Threshold"}
 _LARGEST_INT = 2048
-_LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
@@ -60,8 +60,8 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             side = _longest(layer.inputs[0])
-            if side is None or side > _LARGEST_SIDE:
-                size = f"more than {_LARGEST_SIDE} pixels a side" if side else "any size"
+            if side is None or side > LARGEST_SIDE:
+                size = f"more than {LARGEST_SIDE} pixels a side" if side else "any size"
                 cone = {layer: f"it samples an image of {size}"}
                 _collect(layer.inputs[1], cone[layer], ranges, cone)
                 cones |= cone

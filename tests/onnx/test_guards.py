@@ -178,6 +178,34 @@ def test_moves(title: str, device: NcnnWorker, tmp_path: Path) -> None:
         np.testing.assert_array_equal(result.reshape(wanted.shape), wanted, err_msg=mode)
 
 
+IMAGES = {
+    "a side that is no power of 2": ("1,3,4,100", 'y = Resize<mode="linear">(x,,,s)', [1, 3, 8, 150]),
+    "a long side": ("1,3,4,700", 'y = Resize<mode="linear">(x,,,s)', [1, 3, 8, 1400]),
+    "nearest pixels of a long side": (
+        "1,3,4,1500",
+        'y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x,,,s)',
+        [1, 3, 4, 3000],
+    ),
+    "a large image": ("1,4,600,700", "b = Sub(w,w) y = InstanceNormalization(x,w,b)", [4]),
+    "large groups": ("1,8,300,300", "b = Sub(w,w) y = GroupNormalization<num_groups=2>(x,w,b)", [8]),
+}
+
+
+@pytest.mark.parametrize("title", list(IMAGES))
+def test_images(title: str, device: NcnnWorker, tmp_path: Path) -> None:
+    """Vulkan computes coordinates in fp16, and adds up 262,140 numbers."""
+    declared, nodes, sizes = IMAGES[title]
+    source = parsed(f"(float[{declared}] x) => (float[] y) {{ {nodes} }}", 21)
+    source.graph.initializer.append(numpy_helper.from_array(np.array(sizes), "s"))
+    source.graph.initializer.append(numpy_helper.from_array(np.ones(sizes[0], np.float32), "w"))
+    x = np.random.default_rng(0).standard_normal([int(size) for size in declared.split(",")], np.float32)
+    (wanted,) = OrtRunner(source.SerializeToString()).run({"x": x}).values()
+    compute = computation(source, {"x": x}, tmp_path / "net")
+    for mode in ("fp32", "fp16"):
+        result = compute(device, mode)
+        np.testing.assert_allclose(result.reshape(wanted.shape), wanted, rtol=0, atol=5 * TOLERANCE[mode], err_msg=mode)
+
+
 def is_right(actual: Any, wanted: Array, mode: str, rough: float) -> bool:
     """NaN and infinities where the model has them; numbers beyond those of fp16 may be infinite in it."""
     scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)), 1.0)

@@ -124,6 +124,44 @@ def test_gpus_do_not_compute_blobs_with_a_long_axis(shape: tuple[Dim, ...] | Non
     assert [*faulty_kernels(Layer("Input", "x", [], [Blob("x", shape)]))] == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "options", "is_masked"),
+    [
+        ((8, 40, 512), (8, 80, 1024), {}, False),
+        ((8, 40, 513), (8, 80, 1026), {}, True),
+        ((8, 80, 1024), (8, 40, 512), {}, False),
+        ((8, 40, 40), (8, 60, 60), {}, True),
+        ((8, 40, 40), (8, 40, 80), {"align_corner": 1}, True),
+        ((8, 40, 40), (8, 40, 40), {"align_corner": 1}, False),
+        ((8, 1, 1), (8, 3000, 3000), {}, False),
+        ((8,), (8, 3000, 3000), {}, False),
+        ((4, 300), (4, 900), {}, True),
+        ((8, symbol("h"), 4), (8, 2 * symbol("h"), 8), {}, True),
+        (None, None, {}, True),
+    ],
+)
+def test_coordinates_that_gpus_round(before: Any, after: Any, options: dict[str, int], is_masked: bool) -> None:
+    layer = Layer("Interp", "y", [Blob("x", before)], [Blob("y", after)], {"resize_type": 2, **options})
+    assert [feature for feature, *_ in faulty_kernels(layer)] == [Feature.NO_FP16_ARITHMETIC] * is_masked
+
+
+@pytest.mark.parametrize(
+    ("type", "shape", "is_masked"),
+    [
+        ("InstanceNorm", (8, 511, 513), True),
+        ("InstanceNorm", (8, 511, 511), False),
+        ("GroupNorm", (8, 300, 300), True),
+        ("GroupNorm", (8, 255, 255), False),
+        ("GroupNorm", (8, symbol("h"), 300), False),
+    ],
+)
+def test_norms_of_more_numbers_than_gpus_add_up(type: str, shape: tuple[Dim, ...], is_masked: bool) -> None:
+    layer = Layer(
+        type, "y", [Blob("x", shape)], [Blob("y", shape)], {"channels": 8, "group": 2} if type[0] == "G" else {}
+    )
+    assert [feature for feature, *_ in faulty_kernels(layer)] == [Feature.NO_VULKAN] * is_masked
+
+
 def test_infinite_inputs_have_no_infinite_errors() -> None:
     x = np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)
     x[3, 4, 5] = np.inf

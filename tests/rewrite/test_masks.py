@@ -217,6 +217,6 @@ def test_a_lookup_at_counted_positions(counts: bool) -> None:
     )
     layer(graph, "one").weights["data"] = np.ones(2, np.float32)
     layer(graph, "t").weights["data"] = np.zeros((2, 1, 64), np.float32)
-    masks = prove_masks(graph)
-    assert [mask.layer for mask in masks.values()] == (["c", "ones", "s"] if counts else [])
-    assert {mask.reason for mask in masks.values()} <= {"it computes with whole numbers, perhaps above 2048"}
+    reason = "it computes with whole numbers, perhaps above 2048"
+    masks = [mask.layer for mask in prove_masks(graph).values() if mask.reason == reason]
+    assert masks == (["c", "ones", "s"] if counts else [])
