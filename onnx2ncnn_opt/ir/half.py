@@ -41,18 +41,18 @@ def to_half(numbers: Array) -> Array:
         return numbers.astype(np.float16).astype(np.float32)
 
 
-def own_numbers(layer: Layer) -> dict[str, Array]:
-    """Return a layer's parameters and weights of `LayerSpec.half`, in float32; a BatchNorm has those of its Scale.
+def largest_number(layer: Layer) -> float:
+    """Return the largest of a layer's parameters and weights of `LayerSpec.half`; a BatchNorm has those of its Scale.
 
     Sources: ncnn's src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
     """
     layer = _as_scale(layer)
     spec = layer.spec
     if spec is None or (layer.type == "BinaryOp" and not layer["with_scalar"]):
-        return {}
-    arrays = {name: layer.weights[name] for name in spec.half if name in layer.weights}
-    arrays |= {name: np.asarray(layer[name]) for name in spec.half if name in spec.by_name}
-    return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+        return 0.0
+    arrays = [layer.weights[name] for name in spec.half if name in layer.weights]
+    arrays += [np.asarray(layer[name], np.float32) for name in spec.half if name in spec.by_name]
+    return max((float(np.abs(array).max(initial=0.0)) for array in arrays), default=0.0)
 
 
 def _as_scale(layer: Layer) -> Layer:

@@ -296,8 +296,8 @@ class Runs:
             times.append(np.maximum(np.array(turn)[:, columns], _CLOCK_STEP))
         ratios = np.median([turn[1:] / turn[0] for turn in times], axis=0)
         if not self.is_timed:
-            known = [[time_in_int8(self.machine, x, whole=net[x.name].whole) for x in layers] for net in nets]
-            ratios = np.array(known, np.float64)  # None is NaN
+            known = [time_in_int8(self.machine, layer.type) for layer in layers]
+            ratios = np.array([known] * len(nets), np.float64)  # None is NaN
         return np.min([turn[0] for turn in times], axis=0), ratios
 
     def is_faster(self, seconds: tuple[float, float]) -> bool:

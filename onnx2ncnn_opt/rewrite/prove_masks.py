@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.attention import ATTENTION, operand_count
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
+from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, largest_number
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
@@ -110,7 +110,7 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
 
 def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
     """Yield the layers with infinite results from a large parameter, or a division by an eps that fp16 makes 0."""
-    size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
+    size = largest_number(layer)
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         features = FP32 | Feature.NO_BF16_STORAGE if size >= INFINITE else FP32  # bf16 does not hold it either
         yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
