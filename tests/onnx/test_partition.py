@@ -329,6 +329,16 @@ def of_floats(kind: str) -> bytes:
     return serialized(text + "  t = Transpose (n)  g = GatherND (f, t)  y = Mul (g, two) }", **weights)
 
 
+def test_the_type_of_an_inner_value_of_sizes() -> None:
+    """The model does not declare it, and neither the net's values nor the tail's nodes tell it."""
+    body = (
+        "i = NonZero (f) s = Shape <start = 3> (x) n = Squeeze (s) zero = Constant <value_int = 0> () "
+        "one = Constant <value_int = 1> () r = Range (zero, n, one) y = Cast <to = 1> (i)"
+    )
+    found = converted(model(body, "float[1,3,8,W] x", "float[4,N] y"), outputs=["i", "r"])
+    assert [entry.dtype for entry in present(found.manifest().tail).outputs] == ["int64", "int64"]
+
+
 @pytest.mark.parametrize("kind", ["float16", "double"])
 def test_floats_of_the_model(kind: str, tmp_path: Path) -> None:
     """The net computes in float32; its tail has the model's types."""

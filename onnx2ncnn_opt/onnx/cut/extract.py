@@ -17,7 +17,7 @@ from onnx2ncnn_opt.manifest import size_input
 from onnx2ncnn_opt.onnx.read import structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor
 
 _IR_VERSION = 8  # the oldest one that suffices
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.DOUBLE)
@@ -103,9 +103,11 @@ def extract_tail(
     constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
     sizes = {name: x for name, x in read.items() if isinstance(x, Sizes)}
     before = {value.name: value for node in model.graph for value in node.outputs}
-    of_net = {name: _type_of(x, before.get(name)) for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
+    of_net = {name: x for name, x in {**values, **others}.items() if isinstance(x, Operand)}
+    types = {name: _type_of(x, before.get(name)) for name, x in of_net.items()}
     dynamic = [cell for x in sizes.values() for cell in x.cells if not isinstance(cell, int)]
-    own = {value.name for value in reached(filter(None, map(before.get, of_net)), _operands)}
+    tensors = (before.get(name) for name, x in of_net.items() if isinstance(x, Tensor))
+    own = {value.name for value in reached(filter(None, tensors), _operands)}
     known = names_in(size for info in model.inputs if info.name in own or info in arrays for size in info.shape)
     for info in model.inputs:
         if names_in(dynamic) & names_in(info.shape) - known:  # for its sizes alone
@@ -115,16 +117,16 @@ def extract_tail(
     first = [node for name, x in sizes.items() for node in _joined(name, x, constants)]
     inputs = [
         *(_info(info.name, int(info.dtype), info.shape) for info in arrays),
-        *(_info(name, int(of_net[name]), x.shape) for name, x in values.items()),
+        *(_info(name, int(types[name]), x.shape) for name, x in values.items()),
         *(_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in expressions),
     ]
     outputs = [_info(info.name, int(info.dtype), info.shape) for info in model.outputs if info.name in made]
-    tensors = [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()]
+    weights = [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()]
     last = map(onnx_ir.serde.serialize_node, nodes)
-    graph = helper.make_graph([*first, *last], "tail", inputs, outputs, tensors)
+    graph = helper.make_graph([*first, *last], "tail", inputs, outputs, weights)
     opset = helper.make_opsetid("", model.opsets.get("", 1))
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    return Tail(proto, (*values, *others), tuple(arrays), expressions, _typed(model.outputs, proto, of_net), reasons)
+    return Tail(proto, (*values, *others), tuple(arrays), expressions, _typed(model.outputs, proto, types), reasons)
 
 
 def _joined(name: str, sizes: Sizes, constants: dict[str, Array]) -> list[onnx.NodeProto]:
@@ -153,7 +155,7 @@ def _typed(
     return tuple(replace(info, dtype=types.get(info.name, info.dtype)) for info in outputs)
 
 
-def _type_of(x: Tensor, value: onnx_ir.Value | None) -> onnx_ir.DataType:
+def _type_of(x: Operand, value: onnx_ir.Value | None) -> onnx_ir.DataType:
     """Return the element type of a value in the model: of floats, which the net holds as float32, the nearest known."""
     own, starts = onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)), [value] if value is not None else []
     if own is not onnx_ir.DataType.FLOAT:
