@@ -18,6 +18,7 @@ from onnx2ncnn_opt.onnx.ops import folds
 from onnx2ncnn_opt.onnx.read.structure import attributes_of
 from onnx2ncnn_opt.onnx.value import Constant, NodeItems, Operand, SymbolicTensor
 
+_DIVISORS = frozenset(range(1, 65))
 _FRACTIONS = frozenset(n / 64 for n in range(1, 256))  # float32 computes them exactly times sizes up to 2**16
 
 
@@ -57,8 +58,8 @@ def _of_sizes(im: ImportContext, node: onnx_ir.Node, operands: Sequence[Known | 
         result = None if result is None else _with_sizes(result, im.left(-1))
     if result is None and node.op_type == "Div":
         result = _quotient(im, *operands)
-    if result is None and node.op_type == "Mul":
-        result = _floor(node, *operands)
+    if result is None and node.op_type in ("Mul", "Div"):
+        result = _rounded(node, *operands)
     if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
         cells = map_cells(lambda cell: im.within_limits(im.without_quotients(cell)), result.cells)
         return replace(result, cells=cells, shape=tuple(map(im.within_limits, result.shape)))
@@ -71,26 +72,36 @@ def _with_sizes(x: Known, values: Mapping[str, Dim]) -> Known:
     return replace(x, cells=map_cells(lambda cell: substituted(cell, values), x.cells), shape=named(x.shape, values))
 
 
-def _floor(node: onnx_ir.Node, a: Known | None, b: Known | None) -> Known | None:
-    """Return the floor of a size times a fraction, which float32 computes exactly, if all readers round it down."""
-    size, factor = (b, a) if isinstance(a, Constant) else (a, b)
+def _rounded(node: onnx_ir.Node, a: Known | None, b: Known | None) -> Known | None:
+    """Return a size times or by a number as all readers round it, if float32 computes that exactly; None for others."""
+    is_product, rounding = node.op_type == "Mul", {"Floor" if kind == "Cast" else kind for kind in _roundings(node)}
+    size, factor = (b, a) if is_product and isinstance(a, Constant) else (a, b)
     number = factor.scalar if isinstance(factor, Constant) else None
-    if not isinstance(size, SymbolicTensor) or number not in _FRACTIONS or not _is_rounded_down(node.outputs[0]):
+    if not isinstance(size, SymbolicTensor) or number is None or rounding not in ({"Floor"}, {"Ceil"}):
         return None
-    times, parts = Fraction(number or 0).as_integer_ratio()
+    if number not in (_FRACTIONS if is_product else _DIVISORS):
+        return None
+    times, parts = (Fraction(number) if is_product else 1 / Fraction(number)).as_integer_ratio()
     product = sizes.evaluate("Mul", [replace(size, dtype=np.dtype(np.int64)), Constant(np.array(times))], {})
+    if rounding == {"Ceil"} and isinstance(product, SymbolicTensor):
+        return replace(size, cells=map_cells(lambda cell: -(-cell // parts), product.cells))
     whole = sizes.evaluate("Div", [product, Constant(np.array(parts))], {})
     return replace(whole, dtype=size.dtype) if isinstance(whole, SymbolicTensor) else None
 
 
-def _is_rounded_down(value: onnx_ir.Value) -> bool:
-    """Return True if Floor or a Cast to integers is all that reads a value, perhaps after Casts to floats."""
-    for node in value.consumers():
-        is_cast = node.op_type == "Cast"
-        to_float = is_cast and onnx_ir.DataType(attributes_of(node)["to"]).is_floating_point()
-        if not (_is_rounded_down(node.outputs[0]) if to_float else is_cast or node.op_type == "Floor"):
-            return False
-    return bool(value.uses()) and not value.is_graph_output()
+def _roundings(node: onnx_ir.Node) -> set[str]:
+    """Return the operators that round a node's result, after Casts to floats and, but for Casts, whole summands."""
+    roundings = {""} if node.outputs[0].is_graph_output() else set()
+    for reader in node.outputs[0].consumers():
+        target = onnx_ir.DataType(attributes_of(reader)["to"]) if reader.op_type == "Cast" else None
+        added = reader.inputs[1].const_value if reader.op_type in ("Add", "Sub") and reader.inputs[1] else None
+        if target is not None and target.is_floating_point():
+            roundings |= _roundings(reader)
+        elif added is not None and added.size == 1 and float(added.numpy().reshape(())).is_integer():
+            roundings |= {kind.replace("Cast", "") for kind in _roundings(reader)}  # a Cast rounds a sum towards 0
+        else:
+            roundings.add("" if target is onnx_ir.DataType.BOOL else reader.op_type)
+    return roundings
 
 
 def _quotient(im: ImportContext, a: Known | None, b: Known | None) -> Known | None:
