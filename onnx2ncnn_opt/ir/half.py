@@ -91,8 +91,7 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
         yield Feature.NO_VULKAN, reason, "vulkan"
     if layer.type in ("GroupNorm", "InstanceNorm") and _group_size(layer) > _LONGEST:
-        reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of a group"
-        yield Feature.NO_VULKAN, reason, "vulkan"
+        yield Feature.NO_VULKAN, f"GPUs leave out what is beyond {_LONGEST:,} elements of a group", "vulkan"
     if layer.type != "Input" and any(map(_is_too_long, (*layer.inputs, *layer.outputs))):
         reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of an axis"
         yield Feature.NO_VULKAN, reason, "vulkan"
@@ -125,9 +124,7 @@ def _has_exact_places(interp: Layer) -> bool:
 def _group_size(norm: Layer) -> int:
     """Return the number of elements that a GroupNorm or InstanceNorm adds up; 0 if it is dynamic."""
     shape = norm.input.shape
-    if not is_fixed(shape):
-        return 0
-    return prod(shape) // (norm["group"] if norm.type == "GroupNorm" else shape[0])
+    return prod(shape) // (norm["group"] if norm.type == "GroupNorm" else shape[0]) if is_fixed(shape) else 0
 
 
 def _is_too_long(blob: Blob) -> bool:
