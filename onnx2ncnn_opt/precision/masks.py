@@ -32,7 +32,7 @@ _USELESS = 0.15  # with a larger error fp16 is of no use, and masks may cost any
 # Of most nets, and of those whose outputs have few numbers, whose errors vary by chance: the number of inputs, and the
 # error of one input, times the first limit, with which no other has to run.
 _INPUTS, _SURE, _FEW_NUMBERS = (2, 4), (0.5, 0.25), 2**8
-_DOUBT = 1.75  # errors on devices may be so many times the estimate: their inputs and kernels differ
+_DOUBT = 1.75  # errors on devices are seldom more than so many times the estimate: inputs and kernels differ
 _MOST_ROUNDS = 8  # to mask layers that overflow
 
 
