@@ -39,7 +39,7 @@ from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 
-_SAFETY = 4.0
+SAFETY = 4.0
 _TIMEOUT = 120.0  # seconds for a run
 
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
@@ -211,13 +211,13 @@ class Rounding:
         if ONNX Runtime refuses the model with errors; `unmoved` gives the reason.
         """
         sizes = {name: max(UNKNOWN_ROUNDING * _largest_finite(x), DEFAULT.absolute) for name, x in reference.items()}
-        unknown = {name: np.full(array.shape, sizes[name] / _SAFETY) for name, array in reference.items()}
+        unknown = {name: np.full(array.shape, sizes[name] / SAFETY) for name, array in reference.items()}
         has_branches = next(iter(read_model(self._model).graph.subgraphs()), None) is not None
         largest = {name: has_branches * array for name, array in unknown.items()}
         decisive = {name: MOST_ROUNDING * _largest_finite(array) for name, array in reference.items()}
 
         def effect(moves: Mapping[str, Array]) -> dict[str, Array]:
-            return {name: np.where(moved > decisive[name], np.inf, _SAFETY * moved) for name, moved in moves.items()}
+            return {name: np.where(moved > decisive[name], np.inf, SAFETY * moved) for name, moved in moves.items()}
 
         try:
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
