@@ -99,6 +99,11 @@ INTEGERS = {
         "float[1,N] i",
         "h = Constant<value_float=500.0>() m = Less(i,h) k = Neg(i) y = Where(m,i,k)",
     ),
+    "a row that a finite fill hides": (
+        "bool[1,N] i",
+        "zero = Constant<value_float=0.0>() low = Constant<value_float=-3.4028234663852886e38>() "
+        "a = Where(i,zero,low) f = Cast<to=1>(i) s = Add(f,a) p = Softmax(s) e = IsNaN(p) y = Where(e,zero,p)",
+    ),
     "positions in a window": ("int64[1,N] i", "d = Sub(i,p) a = Abs(d) m = LessOrEqual(a,two) y = Cast<to=1>(m)"),
     "positions in blocks": ("int64[1,N] i", "a = Div(i,ten) b = Div(p,ten) m = Equal(a,b) y = Cast<to=1>(m)"),
     "positions in two parts": (
@@ -138,6 +143,8 @@ def test_integers(title: str, device: NcnnWorker, tmp_path: Path) -> None:
         feeds["i"] = np.arange(3000)[None] + np.resize(np.arange(-3, 4), 3000)
     if given.startswith("float[1,N]") and "position" in title:
         feeds["i"] = np.full((1, 3000), 0.98666, np.float32)
+    if "hides" in title:
+        feeds["i"] = np.zeros((1, 6), np.bool_)
     if "computed" in title:
         feeds["i"] = feeds["i"] - 1
     (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()

@@ -258,6 +258,8 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
     if softmax is None or softmax.type != "Softmax" or not isinstance(a, Constant) or a.scalar != 0:
         return None
     scores, axis = softmax.input, softmax["axis"]
+    if not im.range_of(im.like(b, scores)).may_be_inf:  # with a finite fill, hidden rows are no NaN
+        return b
     probabilities = im.layer("Softmax", im.layer("Clip", scores, min=_MASKED_SCORE), axis=axis, fixbug0=1)
     visible = im.layer("Threshold", reduction(im, scores, [axis], Reduction.MAX), threshold=_MASKED_SCORE)
     return im.like(b, im.layer("BinaryOp", probabilities, visible, op_type=BinaryOp.MUL))
