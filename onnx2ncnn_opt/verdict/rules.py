@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.half import LARGEST
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verdict.errors import DEFAULT, LAST_BIT, Difference, Tolerance, compare
@@ -163,8 +164,11 @@ def _quantised(case: Case) -> Verdict | None:
     floats, factor = (None, 0.0) if verdict.accepted else case.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict
-    own, of_net = (compare(array, floats, _ANY) for array in (case.reference.astype(np.float64), case.actual))
-    accepted = not of_net.special and of_net.noise <= factor * own.noise
+    both, sizes = [array.astype(np.float64) for array in (case.reference, case.actual)], np.abs(floats)
+    is_over = np.isinf(both[0]) & (sizes > LARGEST) & (np.abs(both[1] - floats) <= case.step * sizes)
+    own, of_net = (compare(np.where(is_over, floats, array), floats, _ANY) for array in both)
+    is_near = of_net.noise <= factor * own.noise or (of_net.max_rel or 0.0) <= case.step
+    accepted = is_near and not of_net.special
     return Verdict("quantised", of_net, own.max_rel or 0.0, accepted=True) if accepted else verdict
 
 
@@ -224,11 +228,11 @@ RULES = (
     ),
     Rule(
         "quantised",
-        "models that round to 8 bits, or less, themselves",
-        "a step of the coarsest rounding, such as 1/255; for int8 layers 3.1e-2 times the square root of the number of "
-        "roundings, for weights of 16 bits and roundings at run time half of that; or 1 dB more noise than the model "
-        "has, both against the model without these roundings (more for coarser steps); then `allowed` is the model's "
-        "own error",
+        "models that round to 8 bits, or less, themselves, or that compute in float16",
+        "a step of the coarsest rounding, such as 1/255, or 2^-10 in float16; for int8 layers 3.1e-2 times the square "
+        "root of the number of roundings, for weights of 16 bits and roundings at run time half of that; or a step, or "
+        "1 dB more noise than the model has (more for coarser steps), against the model without these roundings; then "
+        "`allowed` is the model's own error, and what overflows in float16 counts as in float32",
         "a last bit decides whether a number is rounded up or down, so no right net has all the same steps",
         _quantised,
     ),
@@ -254,7 +258,7 @@ ORDER = {rule.name: place for place, rule in enumerate(RULES)}
 # What the summary of a command says if an output agrees by these rules only.
 RESERVES = {
     "decided": "rounding decides some elements",
-    "quantised": "explained by the model's own roundings to 8 bits",
+    "quantised": "explained by the model's own roundings",
 }
 
 

@@ -24,6 +24,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
+from onnx2ncnn_opt.onnx.edit.widened import computes_in_half, wide_model
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.structure import names_of
@@ -33,7 +34,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
-from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, Tolerance, compare, with_rounding
+from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, LAST_BIT, Tolerance, compare, with_rounding
 from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
@@ -52,14 +53,14 @@ LOSS = 1.0
 
 
 def quantised_step(model: LoadedModel, net: NetFacts) -> float:
-    """Return the error that the model's own quantisation explains in a net; 0 without quantisation.
+    """Return the error that the model's own quantisation, or float16, explains in a net; 0 without these.
 
     It is a step of the coarsest quantisation, because the last bit of a sum decides whether a number halfway between
     two steps is rounded up or down. Nets without quantisation at run time, or with weights of 16 bits, have other steps
     everywhere (`tolerance_within`); int8 layers have no -128, and scales of their own.
     """
     if not (bits := _quantised_bits(model)):
-        return 0.0
+        return LAST_BIT["float16"] if computes_in_half(model.graph) else 0.0
     is_at_run_time = any(node.op_type.startswith("DynamicQuantize") for node in model.graph)
     if net.has_integers or net.weights is not None or is_at_run_time:
         return (2.0 if net.has_integers else 1.0) * tolerance_within(model).relative
@@ -117,6 +118,8 @@ class Rounding:
         """The model without quantisation, and the factor between the steps of int8 layers and the model's."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         try:
+            if computes_in_half(loaded.graph):
+                return self._rewritten(wide_model(loaded.graph)), 1.0
             data = float_model(loaded.graph)
             coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))
             return None if data is None else (self._rewritten(data), coarser)

@@ -122,3 +122,16 @@ def test_a_quantised_net_with_wrong_weights_is_found(worker: NcnnWorker) -> None
     noise = 0.05 * right.std() * np.random.default_rng(1).standard_normal(right.shape)
     layer.weights["weight_data"] = (right + noise).astype(np.float32)
     assert [row.status for row in conversion.verify(worker=worker).outputs] == ["mismatch"]
+
+
+def test_a_model_in_float16_that_overflows(worker: NcnnWorker) -> None:
+    """The net computes in float32, and has numbers where the model has infinity; wrong ones are found there, too."""
+    weight = 3 * np.random.default_rng(0).standard_normal((16, 8)).astype(np.float16)
+    graph = "(float16[2,16] x) => (float16[2,8] y) { a = Tanh(x) b = MatMul(a, w) y = Exp(b) }"
+    conversion = lower(serialized(graph, 17, w=weight))
+    [row] = conversion.verify(worker=worker).outputs
+    assert (row.rule, row.status) == ("quantised", "ok")
+    [layer] = (layer for layer in conversion.graph if layer.type in ("Gemm", "InnerProduct"))
+    [(name, right)] = layer.weights.items()
+    layer.weights[name] = (right * np.float32(1.01)).astype(np.float32)
+    assert [row.status for row in conversion.verify(worker=worker).outputs] == ["nan"]

@@ -77,12 +77,12 @@ def test_rounding_and_16_bits(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("storage", "factor"), [("fp16", 1.02), (None, 1.0001)])
 def test_a_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path, storage: str | None, factor: float) -> None:
-    """The small one is less than any fixed tolerance, and a hundred times what rounding does."""
+    """The small one is less than any fixed tolerance of float32, and more than what rounding does."""
     files = lower(model, storage=storage).save(tmp_path / "net")
     wrong_weight(files, factor)
     found = output(model, files)
     assert found.status == "mismatch"
-    assert storage or present(found.allowed) < present(found.max_rel) < 1e-4
+    assert storage or present(found.allowed) < present(found.max_rel) < 1e-3
 
 
 def test_int8(model: Path, tmp_path: Path) -> None:
