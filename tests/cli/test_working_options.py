@@ -322,7 +322,7 @@ def test_a_custom_operator_needs_no_verification(tmp_path: Path, run: Callable[.
         ("(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", [], "Det"),
         (FIXED, ["--shape", "x:1,3,8,8", "--outputs", "z"], "no value called z"),
         (UNKNOWN, ["--custom", "made.up::Op"], "the model does not say which shape its output b has"),
-        (NO_ROWS, [], "[0:0] is empty, and ncnn has no empty tensors"),
+        (NO_ROWS, [], "a tensor is empty, and ncnn has no empty tensors"),
     ],
 )
 def test_no_command_if_no_option_helps(
