@@ -152,9 +152,9 @@ def test_integers(title: str, device: NcnnWorker, tmp_path: Path) -> None:
     for mode in ROUNDING:
         result = compute(device, mode)
         size = float(np.abs(wanted[np.isfinite(wanted)]).max())
-        np.testing.assert_allclose(
-            result.reshape(wanted.shape), wanted, rtol=0, atol=ROUNDING[mode] * size, err_msg=mode
-        )
+        # SSE reduces an argument of 1000 by a period in float32, whose last bit is 6e-5 there.
+        allowed = max(ROUNDING[mode] * size, 2**-13 if "sines" in title else 0)
+        np.testing.assert_allclose(result.reshape(wanted.shape), wanted, rtol=0, atol=allowed, err_msg=mode)
 
 
 # The shape of an input, its shape here, and a permutation: c stays the outermost axis, and w * h * d is odd.
