@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
 from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import LARGEST_SIDE
+from onnx2ncnn_opt.ir.half import COUNTED, LARGEST_SIDE
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
@@ -20,7 +20,6 @@ _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp
 _POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute positions in an image
 _COUNTED = frozenset({"CumulativeSum", "Dequantize", "MemoryData", "Reduction"})
 _COMPUTES = _CALCULATES | {"MatMul", "Threshold"}
-_LARGEST_INT = 2048
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
@@ -55,7 +54,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
     ranges = Ranges()
     cones: dict[Layer, str] = {}
     for blob in graph.outputs:
-        if blob in ports and blob not in bits and not ranges.of(blob).within(-_LARGEST_INT, _LARGEST_INT):
+        if blob in ports and blob not in bits and not ranges.of(blob).within(-COUNTED, COUNTED):
             _collect(blob, "it computes integers, perhaps above 2048, which fp16 does not tell apart", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
@@ -78,11 +77,11 @@ def _counting(graph: Graph, ranges: Ranges) -> dict[Layer, str]:
     needs the exact number. Adding a count to data, or multiplying them, does not.
     """
     counts, reasons = set[Blob](), dict[Layer, str]()
-    reason = f"it computes with whole numbers, perhaps above {_LARGEST_INT}"
+    reason = f"it computes with whole numbers, perhaps above {COUNTED}"
     for layer in graph:
         inputs = moved(layer) or layer.inputs[: 1 if layer.type == "Interp" else None]
         others = [blob for blob in inputs if blob not in counts]
-        large = [blob for blob in layer.outputs if not ranges.of(blob).within(-_LARGEST_INT, _LARGEST_INT)]
+        large = [blob for blob in layer.outputs if not ranges.of(blob).within(-COUNTED, COUNTED)]
         if len(others) == len(inputs):
             if large and layer.type in _COUNTED and ranges.of(layer.outputs[0]).is_integer:
                 counts.update(large)
@@ -147,4 +146,4 @@ def _collect_around(sort: Layer, reason: str, ranges: Ranges, reasons: dict[Laye
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:
     numbers = ranges.of(blob)
-    return numbers.is_integer and numbers.within(-_LARGEST_INT, _LARGEST_INT)
+    return numbers.is_integer and numbers.within(-COUNTED, COUNTED)

@@ -164,12 +164,12 @@ def _quantised(case: Case) -> Verdict | None:
     floats, factor = (None, 0.0) if verdict.accepted else case.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict
-    both, sizes = [array.astype(np.float64) for array in (case.reference, case.actual)], np.abs(floats)
-    is_over = np.isinf(both[0]) & (sizes > LARGEST) & (np.abs(both[1] - floats) <= case.step * sizes)
-    own, of_net = (compare(np.where(is_over, floats, array), floats, _ANY) for array in both)
+    reference, actual = (array.astype(np.float64) for array in (case.reference, case.actual))
+    sizes = np.abs(floats)
+    overflows = np.isinf(reference) & (sizes > LARGEST) & (np.abs(actual - floats) <= case.step * sizes)
+    own, of_net = (compare(np.where(overflows, floats, array), floats, _ANY) for array in (reference, actual))
     is_near = of_net.noise <= factor * own.noise or (of_net.max_rel or 0.0) <= case.step
-    accepted = is_near and not of_net.special
-    return Verdict("quantised", of_net, own.max_rel or 0.0, accepted=True) if accepted else verdict
+    return verdict if of_net.special or not is_near else Verdict("quantised", of_net, own.max_rel or 0.0, accepted=True)
 
 
 def _decided(case: Case) -> Verdict | None:

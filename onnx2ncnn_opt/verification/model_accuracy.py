@@ -24,7 +24,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.onnx.edit.quantized import float_model, scales_of_products
-from onnx2ncnn_opt.onnx.edit.widened import computes_in_half, wide_model
+from onnx2ncnn_opt.onnx.edit.widened import computes_in_float16, wide_model
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.structure import names_of
@@ -60,7 +60,7 @@ def quantised_step(model: LoadedModel, net: NetFacts) -> float:
     everywhere (`tolerance_within`); int8 layers have no -128, and scales of their own.
     """
     if not (bits := _quantised_bits(model)):
-        return LAST_BIT["float16"] if computes_in_half(model.graph) else 0.0
+        return LAST_BIT["float16"] if computes_in_float16(model.graph) else 0.0
     is_at_run_time = any(node.op_type.startswith("DynamicQuantize") for node in model.graph)
     if net.has_integers or net.weights is not None or is_at_run_time:
         return (2.0 if net.has_integers else 1.0) * tolerance_within(model).relative
@@ -118,7 +118,7 @@ class Rounding:
         """The model without quantisation, and the factor between the steps of int8 layers and the model's."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         try:
-            if computes_in_half(loaded.graph):
+            if computes_in_float16(loaded.graph):
                 return self._rewritten(wide_model(loaded.graph)), 1.0
             data = float_model(loaded.graph)
             coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))

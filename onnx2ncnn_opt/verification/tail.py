@@ -157,9 +157,9 @@ def _report(name: str, actual: Array, expected: Array) -> OutputReport:
 
 
 def _is_rounding(node: Node, inputs: Sequence[Array | None], results: list[Array], right: list[Array]) -> bool:
-    """Return True if results differ by at most `SAFETY` times what errors in the inputs' last bits make.
+    """Return True if results differ by at most `SAFETY` times what errors in the last bits of the inputs make.
 
-    ONNX Runtime sums float32, NumPy float64, which shows where terms cancel, as in the determinant of a matrix.
+    ONNX Runtime adds up float32, NumPy float64. That shows where terms cancel, as in the determinant of a matrix.
     """
     draw, spreads = np.random.default_rng(0), [np.zeros(each.shape) for each in results]
     for _ in range(_RUNS):
@@ -170,8 +170,8 @@ def _is_rounding(node: Node, inputs: Sequence[Array | None], results: list[Array
         for spread, new, old in zip(spreads, node.op.run(moved, node.attributes), results, strict=True):
             if new.shape == old.shape and old.dtype.kind == "f":
                 np.maximum(spread, SAFETY * np.abs(new - old), out=spread)
-    three = zip(results, right, spreads, strict=True)
-    return all(a.shape == b.shape and compare(a, b, _TOLERANCE, spread).ok for a, b, spread in three)
+    compared = zip(results, right, spreads, strict=True)
+    return all(own.shape == known.shape and compare(own, known, _TOLERANCE, move).ok for own, known, move in compared)
 
 
 def _defined(node: Node, x: Array | None, result: Array, right: Array) -> Array:

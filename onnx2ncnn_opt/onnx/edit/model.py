@@ -12,6 +12,7 @@ from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
 _OLDEST_OPSET = 11  # Range exists, and Slice and Pad have their numbers as inputs
 _WANTED_OPSET = 13  # Clip has float64
+_IR_VERSION = 10  # of models of a graph alone
 
 
 def read_model(
@@ -47,8 +48,9 @@ def read_model(
     return model
 
 
-def to_bytes(model: onnx_ir.Model) -> bytes:
-    """Return the message of a model. Raises EncodeError, or ValueError, if it is too large."""
+def to_bytes(model: onnx_ir.Model | onnx_ir.Graph) -> bytes:
+    """Return the message of a model, or of a graph. Raises EncodeError, or ValueError, if it is too large."""
+    model = onnx_ir.Model(model, ir_version=_IR_VERSION) if isinstance(model, onnx_ir.Graph) else model
     with structure.quiet("onnx_ir.serde"):  # ONNX may infer a shape and no type
         return bytes(onnx_ir.to_proto(model).SerializeToString())
 

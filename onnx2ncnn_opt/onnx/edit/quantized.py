@@ -14,12 +14,12 @@ import onnx_ir
 from onnx2ncnn_opt.ir.int8 import LEVELS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.edit.editor import Editor
+from onnx2ncnn_opt.onnx.edit.model import to_bytes
 from onnx2ncnn_opt.onnx.read.structure import strip
 
 INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
 _RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _DOMAINS = ("", "com.microsoft")
-_IR_VERSION = 10
 _OPSET_OF_CLIP = 11  # the first opset with limits as inputs
 # Operators that only move numbers, or choose among them.
 _MOVES = {"DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"}
@@ -93,9 +93,7 @@ def without_rounding(graph: onnx_ir.Graph) -> bool:
 
 def float_model(graph: onnx_ir.Graph) -> bytes | None:
     """Turn a graph into a float graph, and return its model; None if it quantises nothing."""
-    if not without_rounding(graph):
-        return None
-    return bytes(onnx_ir.to_proto(onnx_ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString())
+    return to_bytes(graph) if without_rounding(graph) else None
 
 
 def scales_of_products(graph: onnx_ir.Graph) -> dict[str, Int8]:

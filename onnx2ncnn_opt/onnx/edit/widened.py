@@ -8,15 +8,14 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from onnx2ncnn_opt.onnx.edit.editor import Editor, forget_types
 from onnx2ncnn_opt.onnx.edit.model import to_bytes
 
-_IR_VERSION = 10
 _TYPES = ("to", "dtype")  # attributes that name the type of a result
 
 
-def computes_in_half(graph: onnx_ir.Graph) -> bool:
+def computes_in_float16(graph: onnx_ir.Graph) -> bool:
     """Return True if a node computes in float16; a Cast of weights that are stored in float16 does not."""
     values = (*graph.inputs, *graph.initializers.values())
     users = [node for value in values if value.dtype is DataType.FLOAT16 for node, _ in value.uses()]
-    return any(node.op_type != "Cast" for node in users) or any(_makes_half(node) for node in graph)
+    return any(node.op_type != "Cast" for node in users) or any(_casts_to_float16(node) for node in graph)
 
 
 def wide_model(graph: onnx_ir.Graph) -> bytes:
@@ -42,10 +41,10 @@ def wide_model(graph: onnx_ir.Graph) -> bytes:
     for value in graph.outputs:
         if value.dtype is DataType.FLOAT16:
             value.dtype = DataType.FLOAT
-    return to_bytes(onnx_ir.Model(graph, ir_version=_IR_VERSION))
+    return to_bytes(graph)
 
 
-def _makes_half(node: onnx_ir.Node) -> bool:
+def _casts_to_float16(node: onnx_ir.Node) -> bool:
     return node.op_type == "Cast" and node.attributes.get_int("to", 0) == DataType.FLOAT16
 
 
