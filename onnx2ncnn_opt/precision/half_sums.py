@@ -11,6 +11,7 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -223,24 +224,26 @@ def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> I
     """Return the effect of rounding each step of the sums along the last axis; a sum has `lanes` partial sums."""
     count = products.shape[-1]
     products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(channels), -1, lanes)
-    partial, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
+    partial, errors, peak = _rounded_sums(products.swapaxes(0, 1), _bias(layer, channels)[:, None] / lanes)
     errors = _activated_errors(layer, partial.sum(-1), np.sqrt((errors**2).sum(-1)))[_AT_LARGEST:]
     is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(errors)))
     spread = np.nan_to_num(errors) if is_complete else errors[np.isfinite(errors)]
     return Inner(f"sums of {count} products", tuple(spread.tolist()), _overflows(peak))
 
 
-def _rounded_sums(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
-    """Return sums along an axis, their errors if each step rounds to fp16, and the largest partial sum.
+def _rounded_sums(products: Array, start: Array | float = 0.0) -> tuple[Array, Array, float]:
+    """Return sums along the first axis, their errors if each step rounds to fp16, and the largest partial sum.
 
     An error is the root of the sum of squares of the steps' errors, which are those of exact partial sums.
     """
-    totals = np.cumsum(products, axis, np.float32)
-    totals += start
+    totals = np.array(products, np.float32, order="C")
+    totals[:1] += start
+    for before, after in pairwise(totals):  # six times as fast as `cumsum`, which goes along columns
+        after += before
     errors = to_half(totals)
     errors -= totals
     errors *= products != 0  # adding 0 rounds nothing
-    return np.take(totals, -1, axis), np.sqrt(np.square(errors).sum(axis)), _peak(totals)
+    return totals[-1], np.sqrt(np.square(errors).sum(0)), _peak(totals)
 
 
 def _bias(layer: Layer, channels: Array) -> Array:
@@ -342,7 +345,8 @@ def _in_tiles(tiles: Array, weight: Array, tile: int) -> tuple[Array, Array, flo
     kernels = ktm @ weight @ ktm.T
     half_done = _in_steps(itm, to_half(tiles))
     inputs = _in_steps(itm, half_done.swapaxes(-1, -2)).swapaxes(-1, -2)
-    sums, errors, peak = _rounded_sums(to_half(kernels)[None] * inputs[:, None], 2)  # tile, output, input, side, side
+    by_input = (to_half(kernels).swapaxes(0, 1)[:, None], inputs.swapaxes(0, 1)[:, :, None])
+    sums, errors, peak = _rounded_sums(np.multiply(*by_input, order="C"))  # input, tile, output, side, side
     by_row = otm @ sums
     squares = otm**2 @ errors**2 + (_in_steps(otm, sums) - by_row) ** 2
     result = by_row @ otm.T
@@ -370,7 +374,8 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     scores = products * scale + mask
     stored = _rms(_softmax(to_half(scores)) @ v - _softmax(scores) @ v)
     # ARM also adds up the values in fp16, one for each key.
-    _, of_values, _ = _rounded_sums(to_half(_softmax(scores))[..., None] * to_half(v)[:, None], -2)
+    terms = to_half(_softmax(scores))[..., None] * to_half(v)[:, None]
+    _, of_values, _ = _rounded_sums(np.moveaxis(terms, -2, 0))
     peak, error = _peak(products), math.hypot(stored, _rms(of_values))
     # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
     is_enough = peak * scale <= LARGEST / INPUT_MARGIN and stored <= _ERROR_LEFT * error

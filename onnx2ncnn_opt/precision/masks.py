@@ -29,9 +29,10 @@ BUDGET = 2e-2
 # Without a given budget: the error to reach, and the share of the net's time that may compute in 32 bits for it.
 LIMITS = Limit(0.5 * BUDGET, 0.2), Limit(0.6 * BUDGET, 0.2), Limit(0.85 * BUDGET, 0.5)
 _USELESS = 0.15  # with a larger error fp16 is of no use, and masks may cost anything
-# Of most nets, and of those whose outputs have few numbers, whose errors vary by chance: the number of inputs, and the
-# error of one input, times the first limit, with which no other has to run.
-_INPUTS, _SURE, _FEW_NUMBERS = (2, 4), (0.5, 0.25), 2**8
+# The error of one input, times the first limit, with which no other has to run: an error may be small by chance.
+_SURE = 0.25
+# The number of inputs of most nets, and of those whose outputs have few numbers, whose errors vary more.
+_INPUTS, _FEW_NUMBERS = (2, 4), 2**8
 _DOUBT = 1.75  # errors on devices are seldom more than so many times the estimate: inputs and kernels differ
 _MOST_ROUNDS = 8  # to mask layers that overflow
 
@@ -134,7 +135,7 @@ def find_masks(
         _mask_overflow([first], found)
         judges = [first]
         has_few = sum(array.size for array in first.reference.outputs.values()) <= _FEW_NUMBERS
-        if first.error() > _SURE[has_few] * LIMITS[0].error:
+        if first.error() > _SURE * LIMITS[0].error:
             others = islice(given, _INPUTS[has_few] - 1)
             judges += [MaskJudge(each, integers, seed) for seed, each in enumerate(others, 1)]
             _mask_overflow(judges[1:], found)

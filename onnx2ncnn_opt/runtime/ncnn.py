@@ -102,8 +102,8 @@ class NcnnWorker(Worker):
         """Yield the process with `runner`'s net; raises CrashError if it crashes, or at the runner's timeout."""
         with self.within(runner.timeout * self.target.patience, str(runner.param)) as child:
             if self._runner is not runner:
-                self._runner = None
-                runner.load(child)
+                last, self._runner = self._runner, None
+                runner.load(child, last)
                 self._runner = runner
             yield child
 
@@ -162,6 +162,7 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
             self._options["num_threads"] = threads
         self.worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
+        self._files: Any = None  # the identity of the loaded files
         self._names: dict[str, Any] = {}
         self._last_step: Step | None = None  # the process has the caches after it
 
@@ -273,12 +274,23 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
             answer = self._receive(child, blobs=[float], whole=float, runs=int)
         return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
-    def load(self, child: Child) -> None:
-        """Load the net into the worker's process; the worker calls this."""
+    def load(self, child: Child, last: NcnnRunner | None = None) -> None:
+        """Load the net into the worker's process, which has the net of `last`; the worker calls this."""
         param, bin = self.worker.file(self.param), self.worker.file(self.bin)
+        self._last_step, self._files = None, self._identity()
+        if last is not None and self._files and (self._files, self._options) == (last._files, last._options):
+            self._names = last._names  # ncnn may take a second to transform the weights
+            return
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
-        self._last_step = None
         self._names = self._receive(child, inputs=[str], outputs=[str])
+
+    def _identity(self) -> tuple[bytes, int, int, int] | None:
+        """Return what tells the files from others: a .param has few bytes, and each net's .bin is a file of its own."""
+        try:
+            status = self.bin.stat()
+            return self.param.read_bytes(), status.st_ino, status.st_mtime_ns, status.st_size
+        except OSError:  # ncnn's own error says more
+            return None
 
     def _loaded(self) -> dict[str, Any]:
         if not self._names:

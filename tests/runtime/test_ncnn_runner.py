@@ -165,6 +165,18 @@ def test_runners_take_turns_in_one_worker(tmp_path: Path, worker: NcnnWorker) ->
         np.testing.assert_array_equal(negative.run({"x": X})["y"], -X)
 
 
+def test_a_net_with_other_files_is_loaded_again(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = ("Input in 0 1 x", "Bias b 1 1 x y 0=3")
+    three, two = (np.full(3, number, np.float32) for number in (3, 2))
+    nets = [runner_of(tmp_path, worker, *lines, weights=three.tobytes(), stem=stem) for stem in ("a", "b")]
+    nets.append(NcnnRunner(nets[0].param, nets[1].bin, worker=worker))
+    for net in nets:
+        np.testing.assert_array_equal(net.run({"x": X})["y"], X + 3)
+    write_net(tmp_path, *lines, weights=two.tobytes(), stem="b")
+    again = NcnnRunner(nets[1].param, nets[1].bin, worker=worker)
+    np.testing.assert_array_equal(again.run({"x": X})["y"], X + 2)
+
+
 def test_a_refused_net_ends_nothing_but_the_net_before_it(tmp_path: Path, worker: NcnnWorker) -> None:
     relu = runner_of(tmp_path, worker, *RELU)
     with worker.session(relu) as process:
