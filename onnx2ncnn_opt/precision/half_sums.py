@@ -25,7 +25,7 @@ from onnx2ncnn_opt.ir.half import INPUT_MARGIN, LARGEST, computes_in_half, softm
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.ir.windows import axes_of, groups_of, pads_of
 
-_TILES, _CHANNELS, _QUERIES = 24, 8, 8
+_TILES, _CHANNELS, _QUERIES = 16, 6, 8
 _ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
 # The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
@@ -234,15 +234,16 @@ def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> I
 def _rounded_sums(products: Array, start: Array | float = 0.0) -> tuple[Array, Array, float]:
     """Return sums along the first axis, their errors if each step rounds to fp16, and the largest partial sum.
 
-    An error is the root of the sum of squares of the steps' errors, which are those of exact partial sums.
+    An error is the root of the sum of squares of the steps' errors, which are those of exact partial sums. The sums
+    may overwrite the products.
     """
-    totals = np.array(products, np.float32, order="C")
+    is_term, totals = products != 0, np.ascontiguousarray(products, np.float32)
     totals[:1] += start
     for before, after in pairwise(totals):  # six times as fast as `cumsum`, which goes along columns
         after += before
     errors = to_half(totals)
     errors -= totals
-    errors *= products != 0  # adding 0 rounds nothing
+    errors *= is_term  # adding 0 rounds nothing
     return totals[-1], np.sqrt(np.square(errors).sum(0)), _peak(totals)
 
 
