@@ -248,7 +248,7 @@ RULES = (
 UNPROVEN = Rule(
     "unproven",
     "outputs that agree by another rule, but more than half of whose elements are NaN in the model, or differ where "
-    "rounding decides; and inputs that are too unusual for 16 bits; if other inputs prove more, these count alone",
+    "rounding decides; if other inputs prove more, these count alone",
     "neither agreement nor an error: exit code 2",
     "such inputs prove nothing; `--inputs` gives others",
 )

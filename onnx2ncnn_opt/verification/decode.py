@@ -14,7 +14,6 @@ from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Step
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -25,8 +24,6 @@ from onnx2ncnn_opt.verification.model_runs import Run
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times
 _FAR = 2**17  # tokens: the last one of a model whose positions do not end
-TOKEN_ROW = "greedy token"  # a row of the report that is no output of the model
-_Arrays = Mapping[str, Array]
 _Caches = Mapping[str, tuple[Array, int]]  # each with its axis of tokens
 
 
@@ -136,20 +133,3 @@ class Decoder:
             return random.integers(0, entry.table or 2, count)
         width = entry.shape[-1]
         return random.standard_normal((count, width if isinstance(width, int) else 1))
-
-
-def judge_token(
-    tokens: str, notes: list[str], where: str, relative: float, reference: _Arrays, values: _Arrays
-) -> list[OutputReport]:
-    """Return the report of the next token: ok if it is the model's, or if its score is within the tolerance."""
-    actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))
-    token, right = int(actual.argmax()), int(expected.argmax())
-    if token != right:
-        margin = float(expected[right]) - float(expected[token])
-        text = f"it is {token}, the model's is {right}, with a margin of {margin:.2g}"
-        allowed = relative * float(np.abs(reference[tokens]).max())
-        if margin > allowed:
-            message = f"{text}; the tolerance is {allowed:.2g}"
-            return [OutputReport(TOKEN_ROW, None, "mismatch", message, rule="decided")]
-        notes.append(f"{where}, {text}: errors within the tolerance decide")
-    return [OutputReport(TOKEN_ROW, None, "ok", rule="equal" if token == right else "decided")]

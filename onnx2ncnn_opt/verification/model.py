@@ -29,9 +29,9 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import LOCAL, check_modes, find_target
-from onnx2ncnn_opt.verdict.errors import DEFAULT, Tolerance, in_mode
+from onnx2ncnn_opt.verdict.errors import Tolerance, in_mode
 from onnx2ncnn_opt.verdict.rules import ADVICE
-from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
+from onnx2ncnn_opt.verification.decode import DECODER_RUNS, Decoder
 from onnx2ncnn_opt.verification.model_accuracy import Rounding, quantised_step, tolerance_within
 from onnx2ncnn_opt.verification.model_runs import DrawnRuns, Run, load_converted, small_runs
 from onnx2ncnn_opt.verification.net_facts import NetFacts
@@ -44,7 +44,6 @@ from onnx2ncnn_opt.verification.tail import BoxJudge, TailJudge
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
-_DIFFERENT = ("mismatch", "nan")
 
 
 def verify_net(
@@ -169,7 +168,7 @@ class ModelRuns:
 class _ModelJudge:
     """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` are for users.
 
-    In 16 bits, inputs that are unusual only make notes, and nets also run on inputs like data (`like_data`).
+    In 16 bits, a net does not run on unusual inputs, which may need 32, but also on inputs like data (`like_data`).
     """
 
     def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
@@ -188,12 +187,13 @@ class _ModelJudge:
         # Vulkan's int8 convolutions are wrong without packing.
         self._has_plain = not self._step and not (worker.target.vulkan and self.net.has_integers)
         self.way: Sequence[Slot] = ()  # to feed the net, in the last run
-        self._noted: set[tuple[str, str]] = set()  # modes and outputs that are worse on unusual inputs
 
     def runs(self, mode: str) -> Iterator[Run]:
-        """Yield the runs of the first mode again for every other mode; with 16 bits, then runs on inputs like data."""
+        """Yield the runs of a mode; those of the first mode are kept for the others."""
         self._runner = self._load(mode, exact=self.options.exact)
-        yield from self.done or self._first_runs()
+        for run in self.done or self._first_runs():
+            if mode == "fp32" or run.draw is None or not run.draw.is_unusual:
+                yield run
         is_drawn = self.options.feeds is None and self.options.wanted is None
         if mode != "fp32" and is_drawn and self._decoder is None:
             self.like_data = self.like_data or list(self._runs_like_data())
@@ -236,8 +236,6 @@ class _ModelJudge:
         self.way, rows = attempt.way, attempt.rows
         if mode == "fp32":
             rows = attempt.comparison.with_scores(self.way, self._with_plain(rows, comparison))
-        elif any(row.status in _DIFFERENT for row in rows):
-            rows = self._explained(rows, comparison, run, mode)
         is_usual = run.draw is None or run.draw.plain
         is_doubtful = is_wrong(rows) or (is_usual and any(row.status != "ok" for row in rows))
         if is_doubtful and (maker := self.rounding.hidden_nan(run.feeds)):
@@ -246,20 +244,16 @@ class _ModelJudge:
         return [*rows, *self._further(attempt, rows, run, mode)]
 
     def _further(self, attempt: Attempt, rows: Sequence[OutputReport], run: Run, mode: str) -> Sequence[OutputReport]:
-        """Return the reports on the tail, on boxes that the net selects, or on the next token, of right numbers."""
+        """Return the reports on the tail, or on boxes that the net selects, of right numbers."""
         tail, boxes = self.tail if mode == "fp32" else None, self._boxes
-        tokens = self._decoder.tokens if self._decoder and tail is None else None
         if is_wrong(rows):
-            names = tail.names if tail else boxes.names if boxes else [TOKEN_ROW] if tokens else []
+            names = tail.names if tail else boxes.names if boxes else []
             reason = "the numbers before it are wrong already"
             return [OutputReport(name, None, "unproven", reason, rule="unproven") for name in names]
         if tail:
             return tail.judge(run.feeds, run.reference)
-        values = attempt.comparison.values(attempt.found.outputs) if boxes or tokens else {}
-        if boxes:
-            return boxes.judge(values, attempt.found.boxes)
-        relative = (self._limit(mode) or DEFAULT).relative
-        return judge_token(tokens, self.notes, f"{run} in {mode}", relative, run.reference, values) if tokens else []
+        values = attempt.comparison.values(attempt.found.outputs) if boxes else {}
+        return boxes.judge(values, attempt.found.boxes) if boxes else []
 
     def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
         """Return the reports with ncnn's plain kernels, which have rounding errors only, if these are wrong."""
@@ -268,23 +262,6 @@ class _ModelJudge:
             return rows
         plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best().rows
         return plain if is_wrong(plain) else rows
-
-    def _explained(
-        self, rows: Sequence[OutputReport], comparison: OutputComparison, run: Run, mode: str
-    ) -> Sequence[OutputReport]:
-        """Say which outputs are wrong in 16 bits only; on unusual inputs, these make notes."""
-        runner = self._load("fp32", exact=self.options.exact)
-        in_fp32 = replace(comparison, runner=runner, limit=self._limit("fp32"), step=self._step)
-        right = {row.name for row in in_fp32.best().rows if row.status == "ok"}
-        by_mode = {row.name: row for row in rows if row.status in _DIFFERENT and row.name in right}
-        if self.options.wanted is not None or run.draw is None or not run.draw.is_unusual:
-            text = f"; the net is right in fp32, so the cause is {mode}"
-            return [replace(row, message=row.message + text) if row.name in by_mode else row for row in rows]
-        for name, row in by_mode.items():
-            if (mode, name) not in self._noted:
-                self._noted.add((mode, name))
-                self.notes.append(f"in {mode} '{name}' is worse on unusual inputs ({run}): {row.message}")
-        return [replace(row, status="unproven", rule="unproven") if row.name in by_mode else row for row in rows]
 
     def _limit(self, mode: str) -> Tolerance | None:
         """Return the tolerance of a mode of 16 bits, or the user's; None for the model's own in fp32."""
