@@ -1,9 +1,11 @@
 """The last steps before a graph is written: check the release, store weights in 16 bits, set feature masks."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import get_args
 
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Device, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.releases import too_new
@@ -19,13 +21,15 @@ def finish(
     keeps_storage: bool = False,
     masks: MasksFor = True,
     integers: Collection[Blob] = (),
+    minimum: Mapping[Dim, int] = MappingProxyType({}),
 ) -> tuple[Storage | None, tuple[Mask, ...]]:
     """Store weights in 16 bits, order the outputs, and set the masks that the graph proves.
 
     Return the storage plan and the masks.
 
     `encoding` is the format of the weights. Without it, `keeps_storage` gives 16 bits again to weights that passes
-    computed only from 16-bit weights. `integers` are blobs that hold integers for the caller. Raises UsageError for an
+    computed only from 16-bit weights. `integers` are blobs that hold integers for the caller, `minimum` has the
+    least values of sizes that the net is right for. Raises UsageError for an
     unknown device in `masks`.
     """
     if not isinstance(masks, bool) and masks not in get_args(Device):
@@ -34,7 +38,7 @@ def finish(
     if plan:
         plan.apply()
     _order_outputs(graph)
-    proved = prove_masks(graph, integers=integers, wanted=masks)
+    proved = prove_masks(graph, integers=integers, wanted=masks, minimum=minimum)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     return plan, tuple(proved.values())
 

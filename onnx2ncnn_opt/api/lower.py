@@ -339,7 +339,9 @@ class _Request:
         integers = {port.blob for port in (*imported.inputs, *outputs) if not is_float(port.dtype)}
         if options.quantized == "keep":
             centre(graph)
-        storage, masks = finish(graph, encoding=self.encoding, masks=options.masks, integers=integers)
+        storage, masks = finish(
+            graph, encoding=self.encoding, masks=options.masks, integers=integers, minimum=imported.minimum
+        )
         of_model = [info.name for info in imported.tail.outputs] if imported.tail else [port.name for port in outputs]
         places = {port.blob: of_model.index(port.name) for port in outputs if port.name in of_model}
         name_blobs(graph, options.blob_names, places)

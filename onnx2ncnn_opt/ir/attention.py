@@ -5,6 +5,7 @@ SDPA's are q, k, v, (mask), (2 caches); MultiHeadAttention's are q, (k), (v), (m
 
 from collections.abc import Iterator
 
+from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 
 ATTENTION = frozenset({"SDPA", "MultiHeadAttention"})
@@ -19,6 +20,12 @@ def operand_count(attention: Layer) -> int:
 def mask_slot(attention: Layer) -> int | None:
     """Return the index of the mask among the inputs; None without a mask."""
     return operand_count(attention) if attention["attn_mask"] else None
+
+
+def key_count(attention: Layer) -> Dim:
+    """Return the number of keys of a query, with a symbol for those in a cache; 0 if the shape is not known."""
+    keys = (attention.inputs[min(operand_count(attention), 2) - 1].shape or (0, 0))[-2]
+    return keys + symbol("past") if attention["kv_cache"] else keys
 
 
 def cache_pairs(graph: Graph) -> Iterator[tuple[Layer, str, Blob, Blob]]:

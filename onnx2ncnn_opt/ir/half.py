@@ -3,12 +3,14 @@
 The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp. `half_sums` has the errors of sums.
 """
 
-from collections.abc import Iterator
-from math import log2, prod
+from collections.abc import Iterator, Mapping
+from math import log2
+from types import MappingProxyType
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, is_fixed, product
+from onnx2ncnn_opt.ir.attention import ATTENTION, key_count
+from onnx2ncnn_opt.ir.dim import Dim, Shape, at_least, exact_div, is_fixed, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
@@ -20,6 +22,7 @@ LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres o
 COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
 ABSORBING = 1e8  # from here on, adding a score changes nothing in float32
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
+_LANES = 8  # partial sums of the exponentials of a row of scores on ARM
 _LONGEST = 4 * (2**16 - 1)  # elements along an axis on a GPU: in groups of four, of which it starts 65,535
 INPUT_MARGIN = 2.0  # numbers may be this many times larger for untried inputs
 
@@ -85,15 +88,25 @@ def winograd_tile(layer: Layer) -> int:
     return 4 if min(inputs, outputs) >= 16 else 2
 
 
-def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
-    """Yield the faulty kernels of a layer: the feature mask that avoids it, the fault, and the device."""
+def faulty_kernels(
+    layer: Layer, minimum: Mapping[Dim, int] = MappingProxyType({})
+) -> Iterator[tuple[Feature, str, Device | None]]:
+    """Yield the faulty kernels of a layer: the feature mask that avoids it, the fault, and the device if it is one.
+
+    `minimum` has the least values of sizes that the net is right for, such as 512 - n: 0.
+    """
+    gaps = [0, *(size for size, least in minimum.items() if least >= 0)]
+
+    def may_exceed(size: Dim, most: int) -> bool:
+        return not any(at_least(most - size - gap, 0) for gap in gaps)
+
     if _is_strided_depthwise(layer):
         reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
         yield Feature.NO_FP16_ARITHMETIC, reason, "arm"
     if layer.type == "Permute" and _permutes_odd_channels(layer):
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
         yield Feature.NO_VULKAN, reason, "vulkan"
-    if layer.type in ("GroupNorm", "InstanceNorm") and _group_size(layer) > _LONGEST:
+    if layer.type in ("GroupNorm", "InstanceNorm") and may_exceed(_group_size(layer), _LONGEST):
         yield Feature.NO_VULKAN, f"GPUs leave out what is beyond {_LONGEST:,} elements of a group", "vulkan"
     if layer.type != "Input" and any(map(_is_too_long, (*layer.inputs, *layer.outputs))):
         reason = f"GPUs leave out what is beyond {_LONGEST:,} elements of an axis"
@@ -103,11 +116,16 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
     if crashes_gpus(layer):
         yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
     count = softmax_size(layer, layer.input.shape or ()) if layer.type == "Softmax" else 0
-    if not isinstance(count, int) or count > COUNTED:
+    if may_exceed(count, COUNTED):
         reason = f"it adds up {count} exponentials in fp16, which counts to {COUNTED}"
         if isinstance(count, int):  # else rows may be short, and a cast of all scores is slow
             yield FP32, reason, "arm"
         yield Feature.NO_FP16_ARITHMETIC, reason, "vulkan"
+    is_sdpa = layer.type == "SDPA"
+    if layer.type in ATTENTION and may_exceed(keys := key_count(layer), COUNTED if is_sdpa else COUNTED // 2):
+        # Without fp16 arithmetic ARM still counts in fp16. Rows of a dynamic size may be short, and casts are slow.
+        features = FP32 if isinstance(keys, int) and keys > _LANES * COUNTED else Feature.NO_FP16_ARITHMETIC
+        yield features, f"it adds up the values of {keys} keys in fp16", "arm" if is_sdpa else None
 
 
 def _has_exact_places(interp: Layer) -> bool:
@@ -124,10 +142,10 @@ def _has_exact_places(interp: Layer) -> bool:
     )
 
 
-def _group_size(norm: Layer) -> int:
-    """Return the number of elements that a GroupNorm or InstanceNorm adds up; 0 if it is dynamic."""
-    shape = norm.input.shape
-    return prod(shape) // (norm["group"] if norm.type == "GroupNorm" else shape[0]) if is_fixed(shape) else 0
+def _group_size(norm: Layer) -> Dim:
+    """Return the number of elements that a GroupNorm or InstanceNorm adds up; 0 if it is not known."""
+    shape = norm.input.shape or (0,)
+    return product(shape) // norm["group"] if norm.type == "GroupNorm" else product(shape[1:])
 
 
 def _is_too_long(blob: Blob) -> bool:

@@ -7,13 +7,15 @@ the cast is a DeepCopy. The writer gives Splits of such blobs the mask of their 
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.attention import ATTENTION, operand_count
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, EpsMode, UnaryOp
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, largest_number
@@ -64,13 +66,20 @@ class _Proof(NamedTuple):
     device: Device | None = None
 
 
-def prove_masks(graph: Graph, *, integers: Collection[Blob] = (), wanted: MasksFor = True) -> dict[Layer, Mask]:
+def prove_masks(
+    graph: Graph,
+    *,
+    integers: Collection[Blob] = (),
+    wanted: MasksFor = True,
+    minimum: Mapping[Dim, int] = MappingProxyType({}),
+) -> dict[Layer, Mask]:
     """Return the masks of `wanted` devices that a graph needs for every input of its sizes; the first proof counts.
 
-    `integers` are integer inputs and outputs; the graph itself shows which inputs are indices.
+    `integers` are integer inputs and outputs; the graph itself shows which inputs are indices. `minimum` has the least
+    values of sizes that the net is right for.
     """
     masks: dict[Layer, Mask] = {}
-    for layer, features, reason, device in _proofs(graph, integers):
+    for layer, features, reason, device in _proofs(graph, integers, minimum):
         if features & ~layer["featmask"] and is_wanted(device, wanted):
             masks.setdefault(layer, Mask(layer.name, layer.type, features, reason, None, device))
     return masks
@@ -81,14 +90,14 @@ def is_wanted(device: Device | None, wanted: MasksFor) -> bool:
     return bool(wanted) and (device is None or wanted is True or device == wanted)
 
 
-def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
+def _proofs(graph: Graph, integers: Collection[Blob], minimum: Mapping[Dim, int]) -> Iterator[_Proof]:
     for layer, reason in inexact_layers(graph, integers):
         yield _Proof(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     ranges = Ranges()
     for layer in _differences_of_limits(graph, ranges):
         yield _Proof(layer, FP32, "it replaces infinity by the largest float32, so that a difference of two is 0")
     for layer in graph:
-        for features, reason, device in faulty_kernels(layer):
+        for features, reason, device in faulty_kernels(layer, minimum):
             yield _Proof(layer, features, reason, device)
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
             reason = f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs"
