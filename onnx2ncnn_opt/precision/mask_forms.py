@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.half import winograd_tile
+from onnx2ncnn_opt.ir.half import computes_in_half, winograd_tile
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge, Masks, is_exact, relative_errors
 from onnx2ncnn_opt.precision.search import Form, Limit, Plan, choose
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
@@ -86,7 +86,8 @@ class MaskForms:
         noise = sum((each[layer] for each in (self._own, self._rounded) for layer in block if layer in each), 0.0)
         masks, price = dict[Layer, Feature](), 0.0
         yield Form((), 0.0, noise)
-        steps = (step for layer in block if layer in self._own for step in self._steps(layer))
+        half = (layer for layer in block if layer in self._own and computes_in_half(layer))
+        steps = (step for layer in half for step in self._steps(layer))
         for _, layer, features, cost, removed in sorted(steps, key=lambda step: -step[0]):
             masks[layer], price, noise = features, price + cost / self._whole, noise - removed
             yield Form(tuple(masks.items()), price, noise)

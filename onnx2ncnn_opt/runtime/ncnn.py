@@ -20,8 +20,9 @@ from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
 
-# Winograd alone causes an error of about 3e-4 in a 3x3 convolution. With all three off, equal layers give equal bits.
-_EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
+# Winograd alone causes an error of about 3e-4 in a 3x3 convolution.
+_PLAIN = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution"), False)
+_EXACT = {**_PLAIN, "use_packing_layout": False}
 
 _SECONDS_TO_START = 60.0
 _STATS = {"largest": float, "special": int, "batch": bool, "errors": [float]}
@@ -140,9 +141,9 @@ class NcnnWorker(Worker):
 class NcnnRunner(AbstractContextManager["NcnnRunner"]):
     """One net, ready to run.
 
-    `mode` is one of MODES. `exact` turns winograd, sgemm and packing off: then two nets of equal layers give equal
-    bits. `timeout` is in seconds for each run, and longer on a slow target. `threads` of None are all cores of the
-    target. The runner reads the files at the first use. `worker` is the process that runs the net.
+    `mode` is one of MODES. `plain` turns winograd and sgemm off, `exact` also packing: then two nets of equal layers
+    give equal bits. `timeout` is in seconds for each run, and longer on a slow target. `threads` of None are all cores
+    of the target. The runner reads the files at the first use. `worker` is the process that runs the net.
     """
 
     def __init__(
@@ -151,13 +152,14 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
         bin: Path,
         *,
         mode: str = "fp32",
+        plain: bool = False,
         exact: bool = False,
         timeout: float = 300.0,
         threads: int | None = 1,
         worker: NcnnWorker | None = None,
     ) -> None:
         self.param, self.bin, self.timeout = param, bin, timeout
-        self._options: dict[str, int] = {**MODES[mode], **(_EXACT if exact else {})}
+        self._options: dict[str, int] = {**MODES[mode], **(_EXACT if exact else _PLAIN if plain else {})}
         if threads is not None:
             self._options["num_threads"] = threads
         self.worker = NcnnWorker() if worker is None else worker

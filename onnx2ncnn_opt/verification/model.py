@@ -184,13 +184,11 @@ class _ModelJudge:
         self._within = tolerance_within(self.model)
         self.net = NetFacts.of(*net)
         self._step = quantised_step(self.model, self.net)
-        # Vulkan's int8 convolutions are wrong without packing.
-        self._has_plain = not self._step and not (worker.target.vulkan and self.net.has_integers)
         self.way: Sequence[Slot] = ()  # to feed the net, in the last run
 
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of a mode; those of the first mode are kept for the others."""
-        self._runner = self._load(mode, exact=self.options.exact)
+        self._runner = self._load(mode, plain=self.options.exact)
         for run in self.done or self._first_runs():
             if mode == "fp32" or run.draw is None or not run.draw.is_unusual:
                 yield run
@@ -258,9 +256,9 @@ class _ModelJudge:
     def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
         """Return the reports with ncnn's plain kernels, which have rounding errors only, if these are wrong."""
         needs_plain = comparison.limit is None and any(row.rule in ("kernels", "decided") for row in rows)
-        if not self._has_plain or is_wrong(rows) or not needs_plain:
+        if self._step or is_wrong(rows) or not needs_plain:
             return rows
-        plain = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best().rows
+        plain = replace(comparison, runner=self._load("fp32", plain=True), is_plain=True).best().rows
         return plain if is_wrong(plain) else rows
 
     def _limit(self, mode: str) -> Tolerance | None:
@@ -283,9 +281,9 @@ class _ModelJudge:
             order=self._order,
         )
 
-    def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
+    def _load(self, mode: str, *, plain: bool) -> NcnnRunner:
         timeout, worker = self.options.timeout, self._worker
-        return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
+        return NcnnRunner(*self._net, mode=mode, plain=plain, timeout=timeout, threads=None, worker=worker)
 
 
 def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:

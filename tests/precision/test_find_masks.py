@@ -9,6 +9,7 @@ from onnx2ncnn_opt.ir.features import FP32
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.precision.fp16_run import Estimator
+from onnx2ncnn_opt.precision.mask_forms import MaskForms
 from onnx2ncnn_opt.precision.mask_judge import MaskJudge
 from onnx2ncnn_opt.precision.masks import find_masks
 from onnx2ncnn_opt.runtime.base import Feed
@@ -95,6 +96,16 @@ def test_a_net_that_computes_in_32_bits_already_gets_no_more_masks() -> None:
     assert found == {}
     assert precision.price == 1
     assert precision.error > 2e-2
+
+
+def test_only_layers_that_compute_in_fp16_get_masks_of_arithmetic() -> None:
+    """Passes give masks before the search, such as that of an Interp of dynamic size at the end of a DeepLabV3."""
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(2), "Interp y 1 1 c1 y 0=2 1=2 2=2 31=1"))
+    with Estimator(graph, {graph.inputs[0]: Feed(_X)}) as estimator:
+        forms = MaskForms([MaskJudge(estimator)])
+        *parts, whole = forms._forms(list(graph))
+    assert {each.name for each, _ in whole.value} == {"c0", "c1", "y"}
+    assert all(each.name != "y" for form in parts for each, _ in form.value)
 
 
 def differences() -> Graph:

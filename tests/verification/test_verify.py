@@ -345,6 +345,17 @@ def test_the_tolerance_is_the_callers(tmp_path: Path) -> None:
     assert not verify_net(model, *net).ok
 
 
+def test_plain_kernels_of_a_dilated_convolution(tmp_path: Path) -> None:
+    """Without packing, ncnn crashes on x86 if the output is smaller than the dilation, as in DeepLab at small sizes."""
+    weights = np.arange(36, dtype=np.float32).reshape(2, 2, 3, 3)
+    text = "(float[1, 2, H, W] x) => (float[1, 2, H, W] y) { y = Conv<dilations = [6, 6], pads = [6, 6, 6, 6]>(x, w) }"
+    model = tmp_path / "model.onnx"
+    onnx.save(parsed(text, 18, w=weights), model)
+    files = lower(model).save(tmp_path / "net")
+    verification = Verification(exact=True, shapes={"x": (1, 2, 8, 4)})
+    assert verify_net(model, files.param, files.bin, verification=verification).ok
+
+
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((6, 4), np.float32), "b": rng.standard_normal(6, np.float32)}
