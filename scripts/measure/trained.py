@@ -86,7 +86,7 @@ def data_of(conversion: Conversion, path: Path, pictures: Sequence[Image.Image] 
         arrays = draw_inputs(conversion.model, sizes, draw=draw)
         return {port.blob: Feed(arrays[port.name], port.batch_axis) for port in conversion.inputs}
 
-    with open_like_data(conversion.graph, feeds_of, _SEED) as (draw, estimator):
+    with open_like_data(conversion.graph, feeds_of, Verification().seed) as (draw, estimator):
         numbers = sum(array.size for array in estimator.run().outputs.values())
     assert draw.data is not None
     for number in range(_INPUTS if numbers <= _FEW_NUMBERS else 1):
