@@ -46,7 +46,7 @@ class Uses:
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
         """Return the uses of an input."""
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
-        divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
+        divisions = [node for node, index in _uses(value, model, zeros=True) if _divisor_of(node, model) == index]
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
         inverses = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
         return cls(
@@ -63,6 +63,12 @@ class Uses:
 
 def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
     return traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1))
+
+
+def _divisor_of(node: onnx_ir.Node, model: LoadedModel) -> int | None:
+    """Return the index of a divisor: `Traits.divisor`, and the base of a negative power."""
+    exponent = single_number(node.inputs[1]) if node.op_type == "Pow" else None
+    return 0 if exponent is not None and exponent < 0 else _traits(node, model).divisor
 
 
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:

@@ -315,6 +315,13 @@ def test_a_value_that_is_zero_with_an_input_is_a_divisor_too(between: str) -> No
     assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1
 
 
+def test_the_base_of_a_negative_power_is_a_divisor_too() -> None:
+    text = "(float[300] x) => (float[300] y) <float e = {NUMBER}> { y = Pow(x, e) }"
+    smallest = {e: np.abs(draw_inputs(loaded(text.replace("NUMBER", e)), draw=Draw(1))["x"]).min() for e in ("-1", "2")}
+    assert smallest["-1"] > 0.2
+    assert smallest["2"] == 0
+
+
 def test_a_value_moved_by_a_window_is_a_divisor_too() -> None:
     nodes = "m = MaxPool<kernel_shape = [1, 1]>(x) y = Reciprocal(m)"
     model = loaded(f"(float[1,3,9,9] x) => (float[1,3,9,9] y) {{ {nodes} }}")
