@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._crops import starts_of
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import Steps, step_of
+from onnx2ncnn_opt.passes._views import Steps, shortest, step_of, steps_to
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Refused, known_shape, needed, require
 
@@ -45,24 +45,26 @@ NO_ELEMENT = -1
 # The longest spelling of a rotation that exporters write has 22 layers.
 _MOST_LAYERS = 32
 _PRIMES = (11, 13, 17, 19, 23, 29, 31)
+_MULTIPLES = tuple(11 * prime for prime in (2, 3, 5, 7, 11, 13, 17))  # so are their sums and differences
 
 Numbers: TypeAlias = Callable[[Blob], Array]
 """Returns the numbers of a table, the operand of a product; it may raise Refused."""
 
 
 class Sizes:
-    """Numbers in place of dynamic sizes. No other size is a multiple of one, so a number shows its dynamic factors."""
+    """Numbers in place of dynamic sizes. Fixed sizes have no multiple of one, so a number shows its dynamic factors."""
 
     def __init__(self, blobs: Iterable[Blob]) -> None:
         sizes = dict.fromkeys(size for blob in blobs for size in known_shape(blob))
         dynamic = [size for size in sizes if isinstance(size, Sym)]
         parts = sorted({part for size in dynamic for parts in size.terms for part in parts}, key=str)
-        for start in range(len(_PRIMES) - len(parts) + 1):
-            self._parts = dict(zip(parts, _PRIMES[start:], strict=False))
+        # Fixed sizes, and the numbers of heads and parts that passes multiply them by.
+        fixed = prod((210**8, *(size for size in sizes if isinstance(size, int))))
+        for values in (*(_PRIMES[start:] for start in range(len(_PRIMES) - len(parts) + 1)), _MULTIPLES):
+            self._parts = dict(zip(parts, values, strict=False))
             self._sizes = {self.number(size): size for size in dynamic}
             numbers = [*self._sizes, *self._parts.values()]
-            alike = any(size % number == 0 for size in sizes if isinstance(size, int) for number in numbers)
-            if len(self._sizes) == len(dynamic) and not alike:
+            if len(self._sizes) == len(dynamic) and all(fixed % number for number in numbers):
                 return
         raise Refused("no numbers can stand for the dynamic sizes")
 
@@ -100,6 +102,11 @@ class Sizes:
         shapes, whole = [s.dims for s in steps if isinstance(s, Regroup)], product(known_shape(source))
         fits = all(sum(isinstance(size, Sym) for size in dims) <= 1 and product(dims) == whole for dims in shapes)
         return steps if fits else None
+
+    def views(self, source: Blob, elements: Array) -> Steps | None:
+        """Return the fewest steps from the source to a blob of these elements; None if it is not a view."""
+        steps = steps_to(elements, self.shape(source))
+        return None if steps is None else self.steps(source, shortest(self.shape(source), steps))
 
 
 class Region(NamedTuple):

@@ -4,7 +4,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._trace import Sizes, moved
-from onnx2ncnn_opt.passes._views import Steps, end_of, shortest, step_of, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import Steps, end_of, step_of, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass
 
@@ -58,6 +58,5 @@ def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     times = heads // groups
     if not np.array_equal(elements, elements[::times].repeat(times, axis=0)):
         return None
-    steps = steps_to(elements[::times], source)
-    short = sizes.steps(chain[0].input, shortest(source, steps)) if steps is not None else None
-    return None if short is None else (times, short)
+    steps = sizes.views(chain[0].input, elements[::times])
+    return None if steps is None else (times, steps)

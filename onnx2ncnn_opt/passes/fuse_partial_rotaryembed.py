@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant, with_data
 from onnx2ncnn_opt.passes._gemm import has_c, linear_of
 from onnx2ncnn_opt.passes._trace import Region, Sizes, find_region, trace
-from onnx2ncnn_opt.passes._views import chain_above, end_of, shortest, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import chain_above, end_of, view_layers
 from onnx2ncnn_opt.passes.fuse_multiheadattention import Chain, chain_from, columns_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, needed, require
@@ -117,10 +117,9 @@ def _sorted_row(part: _Part, sizes: Sizes, order: Array) -> tuple[Array, list[in
 
 def _rotated(part: _Part, source: Blob, places: Array, sizes: Sizes) -> list[Layer]:
     """Return the layers from the blob that was cut, with sorted columns, to the rotation of whole rows."""
-    shape, name = sizes.shape(part.region.source), f"{part.rotary.output.name}_sorted"
-    steps = steps_to(places, shape)
-    short = None if steps is None else sizes.steps(source, shortest(shape, steps))
-    made = view_layers(source, needed(short, "the rows are not a view of a blob"), like=[part.rotary])
+    name = f"{part.rotary.output.name}_sorted"
+    steps = needed(sizes.views(source, places), "the rows are not a view of a blob")
+    made = view_layers(source, steps, like=[part.rotary])
     count, inputs = known_shape(part.rotary.output)[-1], [end_of(source, made)]
     margin = (places.shape[-1] - sizes.number(count)) // 2
     for table, kind in zip(part.rotary.inputs[1:], ("cos", "sin"), strict=True):

@@ -2,17 +2,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._trace import Sizes, trace
-from onnx2ncnn_opt.passes._views import (
-    chain_above,
-    chain_below,
-    cost,
-    end_of,
-    private,
-    shortest,
-    steps_of,
-    steps_to,
-    view_layers,
-)
+from onnx2ncnn_opt.passes._views import chain_above, chain_below, cost, end_of, private, steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, needed, require
 
@@ -43,11 +33,10 @@ def move_views_before_slice(layer: Layer) -> Replacement | None:
         for end, chain in zip(ends, chains, strict=True)
     ]
     axis = differ[0] if differ else 0
-    steps = steps_to(np.concatenate(pieces, axis), numbers.shape(source))
     no_fewer = "all parts at once need as many views"
-    short = numbers.steps(source, shortest(numbers.shape(source), needed(steps, no_fewer)))
-    require(cost(needed(short, no_fewer)) < cost(*map(steps_of, (above, *chains))), no_fewer)
-    made = view_layers(source, short or (), like=above or chains[0])
+    steps = needed(numbers.views(source, np.concatenate(pieces, axis)), no_fewer)
+    require(cost(steps) < cost(*map(steps_of, (above, *chains))), no_fewer)
+    made = view_layers(source, steps, like=above or chains[0])
     sizes = tuple(size if isinstance(size := shape[axis], int) else -233 for shape in shapes)
     blobs = [Blob(old.name, shape, old.batch) for old, shape in zip(layer.outputs, shapes, strict=True)]
     new = layer.having(inputs=[end_of(source, made)], outputs=blobs, axis=axis, slices=sizes, indices=None)

@@ -4,7 +4,7 @@ from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.passes._trace import Sizes, find_region, trace
-from onnx2ncnn_opt.passes._views import end_of, shortest, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape
 
 
@@ -26,12 +26,10 @@ def _replaced(root: Layer, order: Mapping[Layer, int]) -> Replacement | None:
         return None
     sizes = Sizes(region.blobs)
     term, *others = trace(region.source, root.output, region.layers, sizes)
-    source = sizes.shape(region.source)
-    steps = None if others or (term.factors != 1).any() else steps_to(term.elements, source)
-    short = None if steps is None else sizes.steps(region.source, shortest(source, steps))
-    if short is None:
+    steps = None if others or (term.factors != 1).any() else sizes.views(region.source, term.elements)
+    if steps is None:
         return None
-    made = view_layers(region.source, short, like=[root])
+    made = view_layers(region.source, steps, like=[root])
     if cost(made) >= cost(region.layers):
         return None
     reads = {root.output: end_of(region.source, made)}
