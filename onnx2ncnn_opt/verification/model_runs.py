@@ -29,6 +29,7 @@ _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0
 # Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 _COSTLY = 2**32  # multiply-adds of a run, a tenth of a second: sizes with more are tried after others
+_TOO_COSTLY = 2**35  # attention over the pixels of a large image takes gigabytes
 _LARGE_INPUT = 2**22  # elements; larger ones are not tried after smaller ones were refused
 _MAX_CASES, _LONGEST = 8, 2**10  # sets of sizes, and the longest of a dimension, to run in all cases of the net
 _EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
@@ -255,7 +256,8 @@ class DrawnRuns:
         least = Counter(self.manifest.minimum if self.manifest else {})
         above = [{name: size + (size < least[name]) * least[name] for name, size in sizes.items()} for sizes in choices]
         usual = sorted(above[: draws.USUAL], key=self._cost)
-        return [*usual, *above[draws.USUAL :]] if choices[0] else choices[:1]
+        unusual = (sizes for sizes in above[draws.USUAL :] if self._cost(sizes) < _TOO_COSTLY)
+        return [*usual, *unusual] if choices[0] else choices[:1]
 
     def _cost(self, sizes: Mapping[str, int]) -> int:
         """Return the multiply-adds of a run, if there are many."""

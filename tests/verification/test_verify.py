@@ -13,12 +13,15 @@ from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError
 from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.precision.search import EFFORTS
 from onnx2ncnn_opt.report.results import shapes_lines
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification import model_runs
 from onnx2ncnn_opt.verification.model import ModelRuns
 from onnx2ncnn_opt.verification.model import verify_net as verified
+from onnx2ncnn_opt.verification.model_runs import DrawnRuns
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import VerifyReport
 from testing import present
@@ -514,6 +517,12 @@ def test_costly_sizes_are_tried_last() -> None:
     conversion = lower(parsed(graph))
     assert conversion.manifest().macs == "256*h*h*w*w"
     assert [dict(sizes) for sizes in conversion.verify(worker=WORKER).sizes] == [{"h": 45, "w": 77}, {"h": 24, "w": 32}]
+    # If a model refuses all of these, as one of nn.MultiheadAttention from TorchScript does, attention over an image of
+    # 1024 x 1024 would need all the memory that there is.
+    drawn = DrawnRuns(load_model(parsed(graph)), OrtRunner(serialized(graph)), conversion.manifest())
+    tried = drawn._choices(None)
+    assert max(sizes["h"] * sizes["w"] for sizes in tried) <= 224 * 256
+    assert {"h": 3, "w": 2} in tried
 
 
 def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
