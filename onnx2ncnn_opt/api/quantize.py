@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact
+from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact, rows_of
 from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.edit.quantized import Int8 as Int8Product
@@ -22,7 +22,7 @@ from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_graph, write_net, write_staged
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.data import Samples
-from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle
 from onnx2ncnn_opt.quantization.quantize import Budget, Options, Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -105,7 +105,7 @@ def quantize(
     it is met. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; the
     default is blocks, or one scale if only that is faster. `like` is
     the .param of an earlier int8 net: the same layers get the same forms, without measuring times. Times are measured
-    `on` a target (`Verification.on`); for an emulated target a table of kernels decides.
+    `on` a target (`Verification.on`); an emulated one has no times, and needs `every` or `like`.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it computes scales at
     run time. The float net is the model without its roundings. The int8 net may be half a decibel farther from it than

@@ -25,9 +25,15 @@ _STEP_TOLERANCE = 2e-3  # the distance, in steps, of a quantised weight from a m
 
 
 def rows_of(layer: Layer) -> Array:
-    """Return the weight with one row for each output channel: a Gemm's transposed B, or `weight_data`."""
-    name, count = ("B_data", "constantN") if layer.type == "Gemm" else ("weight_data", "num_output")
-    return layer.weights[name].reshape(layer[count], -1)
+    """Return the weights as a matrix with one scale for each row: of a Gemm A, or B transposed."""
+    if layer.type != "Gemm":
+        rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
+        return layer.weights["weight_data"].reshape(rows, -1)
+    name, size, is_transposed = "B_data", layer["constantN"], not layer["transB"]
+    if layer["constantA"]:
+        name, size, is_transposed = "A_data", layer["constantM"], layer["transA"]
+    matrix = layer.weights[name].reshape((-1, size) if is_transposed else (size, -1))
+    return np.ascontiguousarray(matrix.T) if is_transposed else matrix
 
 
 def largest_sum(rows: Array, *, is_positive: bool = False) -> int:
@@ -88,14 +94,15 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
         return None, NO_SCALE
     if is_garbage_on_x86(layer):
         return None, "ncnn's int8 convolution in groups of 8n channels is wrong on x86"
-    rows = rows_of(layer)
-    if len(rows) % len(scales):
+    rows, outputs = rows_of(layer), layer["constantN" if layer.type == "Gemm" else "num_output"]
+    if outputs % len(scales):
         return None, "its weight has no scale for each output"
-    scales = np.tile(scales, len(rows) // len(scales))
+    of_rows = np.tile(scales, outputs // len(scales)).reshape(len(rows), -1)
+    if np.ptp(of_rows, axis=1).any():
+        return None, "its weight has several scales in a group"
+    scales = of_rows[:, 0]
     if not is_exact(rows, scales):
         return None, "its weights are no multiples of their scales"
-    if layer.type == "ConvolutionDepthWise" and np.ptp(scales.reshape(layer["group"], -1), axis=1).any():
-        return None, "its weight has several scales in a group"
     numbers = integers(rows, scales[:, None])
     if layer.type == "Gemm" and (scales != scales[0]).any():
         by_block = np.repeat(scales, -(-layer["constantK"] // _BLOCK))
@@ -120,8 +127,6 @@ def in_int8(layer: Layer, scales: Array, input_scale: float = 0.0) -> Layer:
     data = Weight(integers(rows_of(layer), scales[:, None]).reshape(-1), Encoding.INT8)
     if layer.type == "Gemm":
         return layer.having(weights={"B_data": data, "B_data_int8_scale": scales[:1]}, quantize_term=2)
-    is_grouped = layer.type == "ConvolutionDepthWise"
-    by_row = scales.reshape(layer["group"], -1)[:, 0] if is_grouped else scales
-    weights: dict[str, Array | Weight] = {"weight_data": data, "weight_data_int8_scales": by_row.astype(np.float32)}
+    weights: dict[str, Array | Weight] = {"weight_data": data, "weight_data_int8_scales": scales.astype(np.float32)}
     weights["bottom_blob_int8_scales"] = np.array([input_scale], np.float32)
-    return layer.having(weights=weights, int8_scale_term=1 if is_grouped else 2)
+    return layer.having(weights=weights, int8_scale_term=1 if layer.type == "ConvolutionDepthWise" else 2)

@@ -15,7 +15,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, WITH_SCALE, largest_sum, may_use_winograd, rows_of
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, WITH_SCALE, largest_sum, may_use_winograd
 from onnx2ncnn_opt.ir.weight import Array, Encoding
 
 _SIGNED = (Encoding.FP32, Encoding.FP32_FLAGGED, Encoding.FP16, Encoding.INT8)
@@ -64,7 +64,7 @@ def _takes_centred(layer: Layer, padded: bool) -> bool:
     if _SCALE not in layer.weights:
         return True
     may_overflow = may_use_winograd(layer) and not layer["featmask"] & Feature.NO_WINOGRAD
-    return (padded or not _pads(layer)) and not (may_overflow and largest_sum(rows_of(layer)) > LARGEST_SUM)
+    return (padded or not _pads(layer)) and not (may_overflow and largest_sum(_rows(layer)) > LARGEST_SUM)
 
 
 def _centre(blob: Blob) -> None:
@@ -77,7 +77,7 @@ def _centre(blob: Blob) -> None:
     if _NEXT_SCALE in producer.weights:
         producer.weights[_NEXT_SCALE] = producer.weights[_NEXT_SCALE] * np.float32(2)
     for layer in list(blob.users):
-        is_int8, sums = _SCALE in layer.weights, rows_of(layer).sum(axis=1, dtype=np.float64)
+        is_int8, sums = _SCALE in layer.weights, _rows(layer).sum(axis=1, dtype=np.float64)
         if is_int8:
             scales = layer.weights["weight_data_int8_scales"].astype(np.float64)
             sums /= np.repeat(scales, layer["num_output"] // scales.size)
@@ -86,6 +86,10 @@ def _centre(blob: Blob) -> None:
         if _pads(layer):
             layer.params["pad_value"] = float(LEVELS) if is_int8 else middle
             layer.params |= {"featmask": layer["featmask"] | Feature.NO_VULKAN} if is_int8 else {}
+
+
+def _rows(layer: Layer) -> Array:
+    return layer.weights["weight_data"].reshape(layer["num_output"], -1)
 
 
 def _bias(layer: Layer) -> Array:

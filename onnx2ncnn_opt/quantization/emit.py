@@ -22,6 +22,7 @@ from onnx2ncnn_opt.ir.int8 import (
     may_use_winograd,
     packed,
     row_scales,
+    rows_of,
 )
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
@@ -84,18 +85,6 @@ def forms_of(graph: Graph) -> dict[str, tuple[bool, bool]]:
     }
 
 
-def rows_of(layer: Layer) -> Array:
-    """Return the weights as a matrix with one scale for each row: of a Gemm A, or B transposed."""
-    if layer.type != "Gemm":
-        rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
-        return layer.weights["weight_data"].reshape(rows, -1)
-    name, size, is_transposed = "B_data", layer["constantN"], not layer["transB"]
-    if layer["constantA"]:
-        name, size, is_transposed = "A_data", layer["constantM"], layer["transA"]
-    matrix = layer.weights[name].reshape((-1, size) if is_transposed else (size, -1))
-    return np.ascontiguousarray(matrix.T) if is_transposed else matrix
-
-
 def quantise(graph: Graph, scales: Mapping[str, Scales]) -> None:
     """Make the layers in `scales` int8; adjacent convolutions pass int8 blobs to each other."""
     chosen = [layer for layer in graph if layer.name in scales]
@@ -126,7 +115,7 @@ def _convolution(layer: Layer, scales: Scales) -> Layer:
     """Store a scale for each row, and a bias that corrects the mean error; without winograd if sums may overflow."""
     rows, outputs = rows_of(layer), layer["num_output"]
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-    form = in_int8(layer, np.repeat(by_row, outputs // len(rows)), scales.input)
+    form = in_int8(layer, by_row, scales.input)
     numbers = form.weights["weight_data"].reshape(rows.shape)
     if may_use_winograd(layer) and (not scales.winograd or largest_sum(numbers) > LARGEST_SUM):
         form.params["featmask"] = form["featmask"] | Feature.NO_WINOGRAD

@@ -29,7 +29,6 @@ from onnx2ncnn_opt.precision.search import Form, Limit, choose
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, int8_form, obstacle, quantise
-from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import THRESHOLDS, Observed, observe
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.latency import in_turns
@@ -50,7 +49,6 @@ _POOR = 15.0  # decibels; an output with less is of little use
 _LOUD = 100.0  # a larger median of layers' largest inputs hints at pixels in place of normalised numbers
 _SATURATED = 0.3  # a larger share of a blob's numbers at its maximum hints at pixels too: ReLU6 saturates them
 _MIN_GAIN = 0.1  # the share of a layer's measured time that int8, or another form of it, has to save
-_MIN_TABLE_GAIN = 0.03  # the same for times of the kernels' table, which has no noise
 _CLOCK_STEP = 1e-9  # seconds
 _ATTEMPTS = 12
 _LAYER_WORK, _MAX_SAMPLES = 10**11, 64  # multiplications, and samples, to measure one layer's noise
@@ -212,8 +210,9 @@ class Runs:
         self.where = " ".join(target.described(greeting, []).split())
         self.is_timed = target.patience == 1 and "llvmpipe" not in greeting.get("gpu", "")
         machine = f"on {self.where}" if target != LOCAL else "on this machine"
-        self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
-        self.least_gain = _MIN_GAIN if self.is_timed else _MIN_TABLE_GAIN
+        if not self.is_timed and not self.every:
+            raise UsageError(f"{self.where} has no times: make all layers int8 (--all), or those of a net (--like)")
+        self.times = f"{machine}, one thread"
         self.outputs = self.float.output_names()
         # All nets go on with the float net's rows of a sort, because 8 bits exchange rows; its scores are compared.
         names, rows = list_layers(self.net).tops, {layer.output for layer in sorts(self.net)}
@@ -276,33 +275,30 @@ class Runs:
     def layer_times(
         self, layers: Sequence[Layer], nets: Sequence[Mapping[str, Scales]], turns: int
     ) -> tuple[Array, Array]:
-        """Return the seconds of layers in float, and for each int8 net the ratios to them.
+        """Return the seconds of layers in float, and for each int8 net the ratios to them; NaN on an emulator.
 
         The nets run alternately in one process, and the median of the ratios over all turns counts: load slows down all
         nets of a turn alike, and each net is loaded to another place in memory.
         """
+        if not self.is_timed:
+            return np.full(len(layers), math.nan), np.full((len(nets), len(layers)), math.nan)
         tops = list_layers(self.net).tops
         firsts = [tops.get(layer.outputs[0]) for layer in self.net if layer.type != "Input" and layer.outputs]
         names = list(dict.fromkeys(filter(None, firsts)))
         columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
-        runners = [self.float]
-        if self.is_timed:
-            graphs = [self.written(self.graph(scales), f"timed{i}", self.device) for i, scales in enumerate(nets)]
-            runners = [self.float_there, *graphs]
+        graphs = [self.written(self.graph(scales), f"timed{i}", self.device) for i, scales in enumerate(nets)]
+        runners = [self.float_there, *graphs]
         times: list[Array] = []
         end = time.monotonic() + _MAX_SECONDS
         while len(times) < _MIN_TURNS or (len(times) < turns and time.monotonic() < end):
             turn = [runner.time_blobs(self.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
             times.append(np.maximum(np.array(turn)[:, columns], _CLOCK_STEP))
         ratios = np.median([turn[1:] / turn[0] for turn in times], axis=0)
-        if not self.is_timed:
-            known = [time_in_int8(self.machine, layer.type) for layer in layers]
-            ratios = np.array([known] * len(nets), np.float64)  # None is NaN
         return np.min([turn[0] for turn in times], axis=0), ratios
 
     def is_faster(self, seconds: tuple[float, float]) -> bool:
         """Return True if int8 saves so much of a layer's time that clock errors of 1 % change few decisions."""
-        return seconds[1] < seconds[0] * (1 - self.least_gain)
+        return seconds[1] < seconds[0] * (1 - _MIN_GAIN)
 
     def net_times(self, runner: NcnnRunner) -> tuple[float, float]:
         """Return the seconds of the float net and of an int8 net; a slow one that has to be fast is timed again."""
@@ -415,10 +411,7 @@ def price(runs: Runs, table: Mapping[str, Candidate], *, keeps_noisy: bool) -> N
 
 
 def search(runs: Runs, table: Mapping[str, Candidate]) -> Quantized:
-    """Return the net within the budget whose layers save most time: those with most noise for it stay float.
-
-    As long as the net is slow, the layer that saves least stays float.
-    """
+    """Return the net within the budget whose layers save most time: those with most noise for it stay float."""
     budget, forms = runs.options.budget, dict[str, tuple[Form, Form]]()
     for name, each in table.items():
         if not each.reason and (runs.every or runs.is_faster(each.seconds)):
@@ -434,19 +427,10 @@ def search(runs: Runs, table: Mapping[str, Candidate]) -> Quantized:
         return _MISSED + 10 ** (-net.decibels / 20) if net.misses(budget) else 1.0  # less noise is nearer
 
     limit = Limit(10 ** (-budget.decibels / 20) if budget.decibels > -math.inf else 1.0)
-    for _ in range(_ATTEMPTS):
-        plan = choose(forms, measure, [limit], _ATTEMPTS, caution=1.0)
-        chosen = _int8_of(plan.choice)
-        net = nets[chosen]
-        missed = net.misses(budget)
-        if not chosen or missed or runs.every or net.seconds[1] <= _MAX_SLOWDOWN * net.seconds[0]:
-            break
-        least = min(chosen, key=lambda name: forms[name][1].price)
-        missed = f"the net is no faster in int8 {runs.times}"
-        table[least].reason = "the whole net is no faster with it in int8"
-        forms = {name: forms[name] for name in chosen if name != least}
+    chosen = _int8_of(choose(forms, measure, [limit], _ATTEMPTS, caution=1.0).choice)
+    net = nets[chosen]
     if chosen:
-        return replace(net, missed=missed)
+        return replace(net, missed=net.misses(budget))
     if missing := [net for names, net in nets.items() if names and net.misses(budget)]:
         net, missed = max(missing, key=lambda net: net.kept(budget)), f"no layer can be int8 with a budget of {budget}"
     elif runs.every:
@@ -477,11 +461,9 @@ def write(runs: Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -
         layer = max(chosen, key=lambda name: table[name].noise)
         poor = f"an output is only {groups[0].decibels:.1f} dB from the float net; '{layer}' makes the most noise"
         notes.append(f"{poor}: --budget or --keep leaves layers float")
-    if runs.is_timed:
-        seconds = runs.net_times(runner)
-    else:
-        before = min(runs.float.time(runs.feeds[0], runs.outputs, 0.1))
-        seconds = before, before - sum(a - b for a, b in (table[name].seconds for name in chosen))
+    before, after = runs.net_times(runner) if runs.is_timed else (math.nan, math.nan)
+    if chosen and not runs.every and after > _MAX_SLOWDOWN * before:
+        notes.append(f"the net is no faster in int8 {runs.times}")
     return Quantized(
         graph,
         layers,
@@ -490,7 +472,7 @@ def write(runs: Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -
         groups[0].top1,
         min((group.least_top1 for group in groups if group.least_top1 is not None), default=None),
         len(runs.feeds),
-        seconds,
+        (before, after),
         (runs.size, runner.bin.stat().st_size),
         runs.times,
         tuple(notes),
@@ -499,12 +481,9 @@ def write(runs: Runs, table: Mapping[str, Candidate], chosen: Collection[str]) -
 
 def _reason(runs: Runs, each: Candidate) -> str:
     """Return why a layer stays float that has a form in int8."""
-    before, after = each.seconds
-    if math.isnan(after) and not runs.every:
-        return f"its int8 kernel was not measured for {runs.where}"
     if not runs.is_faster(each.seconds) and not runs.every:
-        times = f"{runs.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
-        return f"int8 is not {runs.least_gain:.0%} faster {times}"
+        before, after = (f"{seconds * 1e3:.3g} ms" for seconds in each.seconds)
+        return f"int8 is not {_MIN_GAIN:.0%} faster {runs.times}: {before} -> {after}"
     return f"the budget has no room for its noise: {decibels(each.noise):.1f} dB alone"
 
 

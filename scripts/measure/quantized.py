@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import LEVELS, WITH_SCALE, row_scales
+from onnx2ncnn_opt.ir.int8 import LEVELS, WITH_SCALE, row_scales, rows_of
 from onnx2ncnn_opt.param.files import NetFiles, read_net
-from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise, rows_of
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
 from onnx2ncnn_opt.quantization.observe import Observed, observe
 from onnx2ncnn_opt.quantization.quantize import Options, Quantized, Runs, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed

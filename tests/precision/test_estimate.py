@@ -269,12 +269,11 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         (Precision(5e-3), ""),
         (
             Precision(1.5e-2, is_undecided=True),
-            "; compute it in fp32; an index may be another one where two numbers are nearly equal"
-            "; --budget 0.01 looks for more masks",
+            "; compute it in fp32; an index may be another one where two numbers are nearly equal",
         ),
         (
-            Precision(1.5e-2),
-            "; perhaps compute it in fp32; with other inputs perhaps 0.02; --budget 0.01 looks for more masks",
+            Precision(1e-2),
+            "; perhaps compute it in fp32; with other inputs perhaps 0.02; --budget 0.005 looks for more masks",
         ),
         (Precision(5e-2), "; compute it in fp32; `mixed` looks for more masks"),
     ],
