@@ -190,10 +190,6 @@ def _power(a: Range, b: Range) -> Range:
     return UNKNOWN
 
 
-def _angle(a: Range, b: Range) -> Range:
-    return Range(-math.pi, math.pi, a.may_be_nan or b.may_be_nan, False)
-
-
 _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.ADD: _sum,
     BinaryOp.SUB: lambda a, b: _sum(a, _negative(b)),
@@ -205,8 +201,8 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
     BinaryOp.RDIV: lambda a, b: _quotient(b, a),
     BinaryOp.RPOW: lambda a, b: _power(b, a),
-    BinaryOp.ATAN2: _angle,
-    BinaryOp.RATAN2: _angle,
+    BinaryOp.ATAN2: lambda a, b: _bounded(-math.pi, math.pi)(union(a, b)),
+    BinaryOp.RATAN2: lambda a, b: _bounded(-math.pi, math.pi)(union(a, b)),
 }
 
 
@@ -246,11 +242,10 @@ def _bounded(low: float, high: float) -> Callable[[Range], Range]:
 
 def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
     """Return the rule for a function that is finite between two bounds, and NaN or infinite elsewhere."""
-    finite = result._replace(may_be_nan=False, may_be_inf=False)
 
     def rule(x: Range) -> Range:
         if x.within(low, high) and not x.may_be_inf:
-            return finite._replace(may_be_nan=x.may_be_nan)
+            return result._replace(may_be_nan=x.may_be_nan, may_be_inf=False)
         return result._replace(may_be_nan=True, may_be_inf=True)
 
     return rule
@@ -363,6 +358,11 @@ def _shifted(layer: Layer, x: Range) -> Range:
     return _sum(_product(x, scale), shift)
 
 
+def _scale(layer: Layer, x: Range, *factors: Range) -> Range:
+    product = _product(x, *(factors or [of_numbers(layer.weights["scale_data"])]))
+    return _sum(product, of_numbers(layer.weights["bias_data"])) if layer["bias_term"] else product
+
+
 def _power_layer(layer: Layer, x: Range) -> Range:
     exponent, base = layer["power"], _shifted(layer, x)
     if exponent > 0 and float(exponent).is_integer():
@@ -424,7 +424,7 @@ def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
     return lambda layer, x: function(x)
 
 
-_FINITE_IF_INPUT_IS = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast")
+_FINITE_IF_INPUT_IS = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Bias", "BatchNorm", "Cast")
 _NAN_AT_INFINITY = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
 
 _RULES: Mapping[str, Callable[..., Range]] = {
@@ -441,6 +441,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Exp": lambda layer, x: _exp(_shifted(layer, x)) if layer["base"] == -1 else Range(0, _INF, x.may_be_nan, True),
     "Log": lambda layer, x: _log(_shifted(layer, x)) if layer["base"] == -1 else UNKNOWN,
     "Power": _power_layer,
+    "Scale": _scale,
     "Softmax": lambda layer, x: Range(0, 1, not x.is_finite, False),
     "Softplus": _of(lambda x: Range(0, _INF, x.may_be_nan, x.high > EXP_LIMIT)),
     "Reduction": _reduction,

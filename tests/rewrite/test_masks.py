@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.rewrite.prove_masks import added_inputs, prove_masks, put_masks
+from testing.models import parsed
 from testing.param_text import bare as net
 from testing.param_text import layer
 
@@ -217,6 +219,13 @@ def test_a_lookup_at_counted_positions(counts: bool) -> None:
     )
     layer(graph, "one").weights["data"] = np.ones(2, np.float32)
     layer(graph, "t").weights["data"] = np.zeros((2, 1, 64), np.float32)
+    layer(graph, "s").weights.update(scale_data=np.ones(2, np.float32), bias_data=np.zeros(2, np.float32))
     reason = "it computes with whole numbers, perhaps above 2048"
     masks = [mask.layer for mask in prove_masks(graph).values() if mask.reason == reason]
     assert masks == (["c", "ones", "s"] if counts else [])
+
+
+@pytest.mark.parametrize(("classes", "masked"), [(21, []), (1500, ["y_5", "y_6"])])
+def test_an_index_of_few_classes_is_exact_in_fp16(classes: int, masked: list[str]) -> None:
+    text = f"(float[1,{classes},2,2] x) => (int64[1,2,2] y) {{ s = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(s) }}"
+    assert sorted(mask.layer for mask in lower(parsed(text, 17)).masks) == masked
