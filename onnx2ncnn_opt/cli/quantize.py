@@ -122,7 +122,7 @@ def _lines(quantization: Quantization, net: Path, files: Sequence[Path], *, verb
         yield f"{word}: {files[0]} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)"
         yield f"other data: {result.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)"
         yield f"layers: {len(int8)} of {len(layers)} are int8"
-        time = "unknown" if math.isnan(after) else f"{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms"
+        time = "unknown" if math.isnan(after) else f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms"
         yield f"time: {time} {result.times}"
         yield f"weights: {result.bytes[0] / 1e6:.2f} MB -> {result.bytes[1] / 1e6:.2f} MB"
     else:
@@ -146,6 +146,6 @@ def _measured(row: Int8Layer) -> Iterator[str]:
     if row.noise is not None:
         yield f"{decibels(row.noise):.1f} dB alone"
     if row.seconds is not None:
-        yield " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds) + " ms"
+        yield " -> ".join(f"{seconds * 1e3:.3g}" for seconds in row.seconds) + " ms"
     if row.largest is not None:
         yield f"largest input {row.largest:.3g}, {row.cut or 0:.2%} saturate"
