@@ -132,7 +132,7 @@ def verdict_page() -> str:
 _VERDICT = """`verify MODEL NET.param NET.bin -v` prints for each output the rule that decided, the error, the error
 that the rule allows, and the inputs with the largest error:
 
-    output: out0  ok  rule rounding  max error 2.44e-04  relative error 7.3e-07  allowed 3.1e-05  at seed 2, usual
+    output: out0  ok  rule rounding  max error 4.17e-07  relative error 7.65e-07  allowed 3.05e-05  at seed 2, usual
 
 `convert -v` and `optimize -v` print the same lines, `--json` has them as `rule`, `allowed` and `inputs`, and the report
 page shows them. `max error` is absolute; `relative error`, `allowed` and the numbers below are in units of the output's
@@ -143,13 +143,26 @@ where the model has it. Numbers from 2.4e38 on count as infinite.
 
 The rules apply in this order, and the first one that accepts an output decides. If no rule accepts, the line has the
 last rule that refused the output. If `kernels` or `decided` accepts, the net also runs with ncnn's plain kernels
-(except nets of quantised models). If that run is wrong, the line has its rule and its error. Example: with one wrong
-weight, an output is off by 8e-5. `kernels` accepts it, and `rounding` refuses it with plain kernels.
+(except nets of quantised models). If that run is wrong, the line has its rule and its error; else it has those of the
+first run. Example: with one weight 0.05 % too large, an output is off by 3.7e-4. `kernels` accepts it, and `rounding`
+refuses it with plain kernels:
+
+    output: out0  mismatch  rule rounding  ...  off by up to 0.000201 beyond the effect of rounding, 3.05e-05 is allowed
+
+These two numbers are absolute: the error of an element less its own moves (see `rounding` below), and `allowed` times
+the output's largest number. If an output agrees, `allowed` is the largest of all moves, if that is more.
 
 The errors are the largest of all runs. Rule, `allowed` and inputs are of one run: a wrong one if there is any, else
 that with the last rule, and of these that with the largest relative error. Runs that are `unproven` count only if all
 are. So `rounding` is as good as it gets in fp32, and `decided` says that some elements were not compared. An output
 without numbers to compare has no rule: ncnn crashed or refused the net, or the output is missing or has another shape.
+
+If integers agree, the floats that decide them, such as the operand of ArgMax, are compared as well, if the net has
+blobs with their names. `'out0', which decides it, is off by ...` refuses an output although its own error may be 0.
+
+The net is compared at the cut before a tail. So the tail runs on ONNX Runtime's values, where its error is mostly 0, and
+on values many of which are equal. Boxes that the net selects itself (`--append nms`) have the rule `decided` and no
+numbers: they have to be a selection from the net's own boxes and scores, whose lines come before.
 """
 _ORDER = """
 ## The order of rows
@@ -164,11 +177,11 @@ other places.
 _INPUTS = """
 ## The inputs
 
-Without `--inputs`, a net runs on these kinds of inputs, drawn from `--seed`; large nets only on the first usual and the
-first large ones. Indexes sweep their tables, masks are 0 and 1, and dynamic dimensions have two sizes. The table has
-the planted faults that each kind finds, and those that no other kind finds (`scripts/measure/draws.py`,
-[table](../fixtures/measured/draws.tsv)); `data` serves the estimate of fp16 and verification in 16 bits
-(`test_16_bits_are_verified_on_inputs_like_data` of `tests/verification/test_verify.py`).
+Without `--inputs`, a net runs on these kinds of inputs, drawn from `--seed` and the next seeds; large nets only on the
+first usual and the first large ones. `large flat` is both kinds. Indexes sweep their tables, masks are 0 and 1, and
+dynamic dimensions have two sizes. The table has the planted faults that each kind finds, and those that no other kind
+finds (`scripts/measure/draws.py`, [table](../fixtures/measured/draws.tsv)); `data` serves the estimate of fp16 and
+verification in 16 bits (`test_16_bits_are_verified_on_inputs_like_data` of `tests/verification/test_verify.py`).
 
 """
 _HOW_OFTEN = """

@@ -130,8 +130,7 @@ def _equal(case: Case) -> Verdict | None:
 
 
 def _limit(case: Case) -> Verdict | None:
-    steps = LAST_BIT.get(case.reference.dtype.name)
-    if case.is_integer or (case.limit is None and steps is None):
+    if case.is_integer or (case.limit is None and case.reference.dtype.name not in LAST_BIT):
         return None
     return case.verdict("limit", case.limit or Tolerance())
 
@@ -183,30 +182,30 @@ def _decided(case: Case) -> Verdict | None:
         least = case.rounding if case.is_plain else DEFAULT
         relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.weights(), case.step)
         tolerance = replace(least, relative=relative)
-    return case.verdict("decided", tolerance, spread)
+    return case.verdict("decided", Tolerance(0.0, 0.0) if case.is_integer else tolerance, spread)
 
 
 RULES = (
     Rule(
         "equal",
-        "integers and bools, as numbers or as the bits of int32",
+        "integers and bools, as numbers or as the bits of int32; in `optimize` also floats with the same bits",
         "nothing",
         "they are decisions: an index that is off by one is another index",
         _equal,
     ),
     Rule(
         "limit",
-        "fp16 and bf16, outputs of 16 bits, tails, and the options `--rtol` and `--atol`",
-        "2e-2 in fp16, 1.6e-1 in bf16, eight last places of an output of 16 bits, 2e-6 in a tail, or the option's "
-        "number",
+        "fp16 and bf16, outputs of 16 bits, tails, `optimize`, and the options `--rtol` and `--atol`",
+        "2e-2 in fp16, 1.6e-1 in bf16, eight last places of an output of 16 bits, 2e-6 in a tail, 1e-4 in `optimize` "
+        "(more with `--fp16` or `--bf16`), or the option's number",
         "an app decides how much it may lose; fp16 has forty roundings of 2^-11 in 2e-2",
         _limit,
     ),
     Rule(
         "rounding",
         "fp32",
-        "always 3.1e-5, on Vulkan 1e-4 (1e-3 with GELU); and four times the largest move of an element in up to ten "
-        "runs of the model with errors in the last bits; where branches or loops hide errors, always 1e-4",
+        "always 3.05e-5, on Vulkan 1e-4 (1e-3 with GELU); with ncnn's plain kernels also four times the element's "
+        "largest move in up to ten runs of the model with errors in the last bits (1e-4 if branches or loops hide it)",
         "ncnn adds up in another order than ONNX Runtime, so it has other errors in the last bits",
         _rounding,
     ),
@@ -220,8 +219,8 @@ RULES = (
     Rule(
         "kernels",
         "fp32; all nets run with ncnn's faster kernels, such as winograd",
-        "1e-3, also of the largest value of each slice of 64 numbers or more, if ncnn's plain kernels agree by another "
-        "rule on the same inputs",
+        "1e-3, also of the largest value of each slice of 64 numbers or more, and the moves of `rounding`; then ncnn's "
+        "plain kernels have to agree by another rule on the same inputs, except in quantised models",
         "the transforms of winograd have errors up to 3e-4; wrong nets are off by 1e-2 and more, or wrong with plain "
         "kernels, too",
         _kernels,

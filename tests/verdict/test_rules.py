@@ -105,6 +105,14 @@ def test_a_strict_limit_leaves_no_room_for_rounding() -> None:
     assert verdict(actual, reference, limit=Tolerance(1e-4), spread=spread) == ("limit", False)
 
 
+def test_integers_are_equal_except_where_rounding_decides() -> None:
+    reference, spread = np.arange(4), np.array([np.inf, 0, 0, 0])
+    for last, accepted in ((3.0, True), (4.0, False)):
+        actual = np.array([9.0, 1, 2, last])
+        found = judge(Case(actual, reference, lambda: iter([spread]), limit=Tolerance(2.0)))
+        assert (found.rule, found.accepted, found.allowed) == ("decided", accepted, 0.0)
+
+
 def test_elements_differ_only_where_rounding_moves_them() -> None:
     reference = np.arange(10.0)
     assert verdict(reference + 0.3, reference, spread=0.4) == ("kernels", True)
