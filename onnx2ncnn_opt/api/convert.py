@@ -1,13 +1,12 @@
 """The main job: convert a model (file, bytes or module) to a verified ncnn net, for Python and the command line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
+from onnx2ncnn_opt.api.equal_sizes import EqualSizes, equal_sizes
 from onnx2ncnn_opt.api.lower import NOT_RUN, Conversion, lower
 from onnx2ncnn_opt.api.options import ConvertOptions, takes_options
 from onnx2ncnn_opt.errors import UsageError
@@ -15,9 +14,8 @@ from onnx2ncnn_opt.onnx.edit.append import append_decoding
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.progress import announce
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.equal_sizes import EqualSizes
+from onnx2ncnn_opt.runtime.ahead import begin
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 
 @takes_options
@@ -50,10 +48,6 @@ def convert(model: Any, options: ConvertOptions) -> Conversion:
 
 def _tied(model: Any, options: ConvertOptions) -> EqualSizes:
     """Find dynamic dimensions that have to be equal; return the shapes with one name for them, and their old names."""
-    from onnx2ncnn_opt.api.equal_sizes import equal_sizes
-    from onnx2ncnn_opt.runtime.ahead import begin
-    from onnx2ncnn_opt.runtime.ort import OrtRunner
-
     announce("looking for equal sizes")
     shapes, append, outputs = options.shapes, options.append, options.outputs
     source = reference(model) if append is None else append_decoding(model, append, shapes).model

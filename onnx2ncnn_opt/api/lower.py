@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.client import METADATA, for_ultralytics, ultralytics_yaml
@@ -18,6 +19,7 @@ from onnx2ncnn_opt.api.options import NEEDED, ConvertOptions, takes_options
 from onnx2ncnn_opt.api.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.api.result import NetResult
 from onnx2ncnn_opt.errors import ConversionError, UnsupportedError, UsageError, VerificationError
+from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.detections import after_boxes, counting, decisive, selection, sorted_indices
@@ -52,6 +54,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION, names_of
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
+from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
@@ -61,18 +64,17 @@ from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.rewrite.prove_masks import added_inputs
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.rewrite.square_roots import flush_subnormal_operands
+from onnx2ncnn_opt.runtime.ahead import begin
+from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.latency import in_turns
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
+from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
+from onnx2ncnn_opt.verification.model import ModelRuns, verify_net
+from onnx2ncnn_opt.verification.model_runs import any_feeds, first_sizes
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.report import VerifyReport
 from onnx2ncnn_opt.version import __version__
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from onnx2ncnn_opt.inputs.draws import Draw
-    from onnx2ncnn_opt.outputs import Latency
-    from onnx2ncnn_opt.runtime.base import Array, Feed
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-    from onnx2ncnn_opt.verification.model import ModelRuns
-    from onnx2ncnn_opt.verification.report import VerifyReport
 
 NOT_RUN = "what custom operators compute is not known here"
 
@@ -90,25 +92,6 @@ class Files(NetFiles):
         base = f"{os.fspath(prefix)}.ncnn"
         net = NetFiles.at(base)
         return cls(net.param, net.bin, Path(f"{base}.json"), tail_path(net.param))
-
-    @classmethod
-    @contextmanager
-    def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None, metadata: str | None = None) -> Iterator[Files]:
-        """Yield paths with temporary names; rename the files if the block succeeds. Write all but the net."""
-        files = cls.of(prefix)
-        if metadata and (others := {*files.param.parent.glob("*.param")} - {files.param}):
-            raise UsageError(f"client: ultralytics takes any net of a folder, and {min(others)} is another; remove it")
-        more = [(files.tail, tail.data)] if tail else []
-        more += [(files.param.with_name(METADATA), metadata.encode())] if metadata else []
-        with all_or_nothing(files.param, files.bin, *(path for path, _ in more), files.manifest) as staged:
-            param, bin, *parts, manifest = staged
-            for part, (_, data) in zip(parts, more, strict=True):
-                part.write_bytes(data)
-            yield cls(param, bin, manifest, parts[0] if tail else files.tail)
-            hashes = {"param": file_hash(param), "bin": file_hash(bin)}
-            manifest.write_bytes(replace(read_manifest(manifest), sha256=hashes).to_json().encode())
-        if tail is None:
-            files.tail.unlink(missing_ok=True)  # the tail of an earlier net
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +187,24 @@ class Conversion(NetResult[Files]):
         """Return the paths PREFIX.ncnn.param, .bin, .json and .tail.onnx."""
         return Files.of(self.model.name if prefix is None else prefix)
 
-    def staging(self, prefix: PathLike) -> AbstractContextManager[Files]:
+    @contextmanager
+    def staging(self, prefix: PathLike) -> Iterator[Files]:
         """Stage the files; write the tail, what a client reads, and at last the hashes."""
-        text = self.options.client and ultralytics_yaml(self.model.metadata, self.inputs, self.outputs)
-        return Files.staged(prefix, self.tail, text)
+        files, tail = Files.of(prefix), self.tail
+        metadata = self.options.client and ultralytics_yaml(self.model.metadata, self.inputs, self.outputs)
+        if metadata and (others := {*files.param.parent.glob("*.param")} - {files.param}):
+            raise UsageError(f"client: ultralytics takes any net of a folder, and {min(others)} is another; remove it")
+        more = [(files.tail, tail.data)] if tail else []
+        more += [(files.param.with_name(METADATA), metadata.encode())] if metadata else []
+        with all_or_nothing(files.param, files.bin, *(path for path, _ in more), files.manifest) as staged:
+            param, bin, *parts, manifest = staged
+            for part, (_, data) in zip(parts, more, strict=True):
+                part.write_bytes(data)
+            yield Files(param, bin, manifest, parts[0] if tail else files.tail)
+            hashes = {"param": file_hash(param), "bin": file_hash(bin)}
+            manifest.write_bytes(replace(read_manifest(manifest), sha256=hashes).to_json().encode())
+        if tail is None:
+            files.tail.unlink(missing_ok=True)  # the tail of an earlier net
 
     def describe(self, files: Files) -> None:
         """Write the .param and the manifest."""
@@ -219,10 +216,6 @@ class Conversion(NetResult[Files]):
             raise VerificationError(f"{consequence}: {NOT_RUN}")
 
     def _feeds(self, verification: Verification) -> Mapping[Blob, Feed] | Callable[[Draw], Mapping[Blob, Feed]]:
-        from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
-        from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
-        from onnx2ncnn_opt.verification.model_runs import any_feeds, first_sizes
-
         source, manifest, given = reference(self.source), self.manifest(), verification.feeds
 
         def by_blob(arrays: Mapping[str, Array]) -> dict[Blob, Feed]:
@@ -237,8 +230,6 @@ class Conversion(NetResult[Files]):
     def _verify(
         self, files: Files, verification: Verification, worker: NcnnWorker | None, runs: Future[ModelRuns]
     ) -> VerifyReport:
-        from onnx2ncnn_opt.verification.model import verify_net  # both runtimes
-
         model, tail = runs.result(), None if self.tail is None else self.tail.data
         manifest = self.manifest()  # masks have changed the names of inner blobs if these are numbers
         model.manifest = manifest.before_boxes
@@ -247,19 +238,10 @@ class Conversion(NetResult[Files]):
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Start ONNX Runtime's runs of the model for `verify`, in a thread."""
-        from onnx2ncnn_opt.runtime.ahead import begin
-        from onnx2ncnn_opt.verification.model import ModelRuns
-
         how = replace(verification, outputs=verification.outputs or self.cut)
         return begin(ModelRuns, reference(self.source), how, self.manifest())
 
     def _time(self, files: Files, verification: Verification, seconds: float) -> Latency:
-        from onnx2ncnn_opt.runtime.latency import in_turns
-        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-        from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
-        from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-        from onnx2ncnn_opt.verification.model_runs import any_feeds
-
         model, manifest = reference(self.source), self.manifest()
         feeds, seed = verification.feeds, verification.seed
         arrays = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,21 +34,23 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
-from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, bin_beside, read_net, write_param
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net, write_param
 from onnx2ncnn_opt.param.param_bin import named_by_index
 from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss
 from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.latency import in_turns
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.options import Verification
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # needs onnx
     from onnx2ncnn_opt.inputs.draws import Draw
-    from onnx2ncnn_opt.outputs import Latency
-    from onnx2ncnn_opt.runtime.base import Feed
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.pair import NetPair
     from onnx2ncnn_opt.verification.report import VerifyReport
 
@@ -123,12 +124,6 @@ class Optimized(NetResult[NetFiles]):
         """Return the paths PREFIX.param (PREFIX.param.bin if binary) and PREFIX.bin."""
         return NetFiles.at(self.source.param.stem if prefix is None else prefix, binary=self.is_binary)
 
-    @contextmanager
-    def staging(self, prefix: PathLike) -> Iterator[NetFiles]:
-        """Give the .param and the .bin temporary names, and rename both if the block succeeds."""
-        with all_or_nothing(*self.files(prefix).paths) as staged:
-            yield NetFiles(*staged)
-
     def describe(self, files: NetFiles) -> None:
         """Write the .param."""
         write_param(self.graph, files.param, binary=self.is_binary)
@@ -146,8 +141,6 @@ class Optimized(NetResult[NetFiles]):
             )
 
     def _feeds(self, verification: Verification) -> Callable[[Draw], Mapping[Blob, Feed]]:
-        from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
-
         draws = partial(self.pair.draws, verification.seed)
         return lambda draw: {blob: Feed(x) for _, arrays in draws([draw]) for blob, x in arrays.items()}
 
@@ -175,10 +168,6 @@ class Optimized(NetResult[NetFiles]):
         return verify_pair(self.pair, verification, files=files, names=self.names, worker=worker)
 
     def _time(self, files: NetFiles, verification: Verification, seconds: float) -> Latency:
-        from onnx2ncnn_opt.runtime.latency import in_turns
-        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-        from onnx2ncnn_opt.runtime.targets import find_target
-
         if self._is_cut:
             raise UsageError("only a whole net can be timed before and after")
         _, drawn = next(self.pair.draws(verification.seed))

@@ -8,16 +8,16 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from onnx2ncnn_opt.errors import UsageError, check_option, check_options
+from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.releases import NEWEST
+from onnx2ncnn_opt.manifest import Image
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.param.files import PathLike
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.options import Verification
 
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.ir.features import MasksFor
-    from onnx2ncnn_opt.manifest import Image
-    from onnx2ncnn_opt.onnx.read.given import GivenShapes
+if TYPE_CHECKING:  # needs onnx
     from onnx2ncnn_opt.onnx.read.load import LoadedModel
-    from onnx2ncnn_opt.param.files import PathLike
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")

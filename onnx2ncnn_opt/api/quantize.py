@@ -59,11 +59,11 @@ class Quantization:
         """
         if self.result.missed and not keep_failed:
             raise VerificationError(f"no int8 net was written: {self.result.missed}")
-        if self.manifest is None:
+        if self.manifest is None or self.conversion is None:
             plain = NetFiles.at(prefix)
             write_net(self.graph, plain.param, plain.bin)
             return plain
-        with self.conversion.staging(prefix) if self.conversion else Files.staged(prefix, None) as files:
+        with self.conversion.staging(prefix) as files:
             write_staged(self.graph, files.param, files.bin)
             files.manifest.write_bytes(self.manifest.to_json().encode())
         return Files.of(prefix)

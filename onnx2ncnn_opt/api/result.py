@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -13,23 +14,21 @@ from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import RunError, VerificationError, check_options
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.param.binary import write_weights
-from onnx2ncnn_opt.param.files import NetFiles, PathLike
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing
 from onnx2ncnn_opt.param.storage import Storage
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import NO_ESTIMATE, Verification
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
+if TYPE_CHECKING:  # needs onnx
     from onnx2ncnn_opt.inputs.draws import Draw
-    from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.precision.masks import Precision
-    from onnx2ncnn_opt.runtime.base import Feed
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.report import VerifyReport
 
 F = TypeVar("F", bound=NetFiles)
@@ -76,9 +75,12 @@ class NetResult(ABC, Generic[F]):
     def files(self, prefix: PathLike | None) -> F:
         """Return the paths of the files; without a prefix they have the model's or the net's name."""
 
-    @abstractmethod
-    def staging(self, prefix: PathLike) -> AbstractContextManager[F]:
+    @contextmanager
+    def staging(self, prefix: PathLike) -> Iterator[F]:
         """Give the files temporary names, and rename all if the block succeeds; write all but net and manifest."""
+        files = self.files(prefix)
+        with all_or_nothing(*files.paths) as staged:
+            yield type(files)(*staged)
 
     @abstractmethod
     def describe(self, files: F) -> None:

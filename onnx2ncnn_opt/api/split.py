@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.rewrite.prove_masks import unmoved
 from onnx2ncnn_opt.runtime.base import Feed, Step
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
 _NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # names in model.json, and of files
 _TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
@@ -85,8 +83,6 @@ def split_llm(files: NetFiles, folder: Path, steps: Callable[[], Sequence[Step]]
     logits, except those of the last tokens. The user has to fill in the tokenizer in model.json. Raises UsageError if
     something differs, or unless the net has one table of embeddings, and caches in all attention layers.
     """
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-
     parts = _parts(read_net(files.param, files.bin).graph)
     params = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,11 +107,9 @@ def split_llm(files: NetFiles, folder: Path, steps: Callable[[], Sequence[Step]]
 
 
 def _measure(
-    files: NetFiles, parts: _Parts, near: Sequence[Step], last: Step, worker: "NcnnWorker"
+    files: NetFiles, parts: _Parts, near: Sequence[Step], last: Step, worker: NcnnWorker
 ) -> tuple[_Inputs, list[Array]]:
     """Return what the runner's inputs have to be for the net's masks and tables, and the net's logits."""
-    from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-
     net = NcnnRunner(files.param, files.bin, worker=worker)
     names = [blob.name for blob in (*parts.masks, *parts.cosines, *parts.sines)]
     results = [*(net.run(step, [*names, parts.logits.name]) for step in near), net.run(last, names)]
@@ -143,11 +137,9 @@ def _joined(results: Mapping[str, Array], blobs: Sequence[Blob]) -> Array:
 
 
 def _run(
-    nets: Sequence[NetFiles], parts: _Parts, inputs: _Inputs, near: Sequence[Step], last: Step, worker: "NcnnWorker"
+    nets: Sequence[NetFiles], parts: _Parts, inputs: _Inputs, near: Sequence[Step], last: Step, worker: NcnnWorker
 ) -> list[Array]:
     """Return the logits of the three nets; raise UsageError if a mask with a window differs for the last tokens."""
-    from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-
     embed, decoder, head = (NcnnRunner(net.param, net.bin, worker=worker) for net in nets)
     caches = [(f"cache_{role}{i}", f"out_cache_{role}{i}") for i in range(len(parts.attention)) for role in "kv"]
     embedded = [embed.run({"in0": step[parts.ids.name]}, ["out0"])["out0"] for step in near]

@@ -1,23 +1,19 @@
 """The Python interface for verification: compare any net with its ONNX model."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.manifest import Manifest, file_hash, mixture, read_manifest
 from onnx2ncnn_opt.onnx.edit.append import converted_model
 from onnx2ncnn_opt.param.files import PathLike, bin_beside, read_graph
 from onnx2ncnn_opt.param.param_bin import is_param_bin
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.model import verify_net
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import VerifyReport
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 
 def verify(

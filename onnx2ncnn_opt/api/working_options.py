@@ -1,7 +1,5 @@
 """A search for options with which a refused or wrong model converts, for the error's message."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -12,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, permutations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx.utils
@@ -20,6 +18,7 @@ import onnx.utils
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
+from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -28,10 +27,8 @@ from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import command_line, temporary_folder
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 _SECONDS = 15.0
 # Usual sizes of exported models: sides of images, and lengths of sequences and sounds.
@@ -175,8 +172,6 @@ def without(arguments: Sequence[str], *options: str) -> list[str]:
 
 def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
     """Return the model in ONNX Runtime, whose runs are faster than conversions; None if it refuses the model."""
-    from onnx2ncnn_opt.runtime.ort import OrtRunner
-
     try:
         return OrtRunner(reference(model), values=loaded.values, threads=None, timeout=_SECONDS)
     except RunError:
@@ -185,8 +180,6 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
 
 def _runs(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
     """Return True if the model runs with these values and sizes, or if there is no `runner`."""
-    from onnx2ncnn_opt.inputs.draws import draw_inputs
-
     if runner is None:
         return True
     try:

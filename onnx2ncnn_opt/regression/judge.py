@@ -14,6 +14,7 @@ import numpy as np
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.diff import diff_graphs
+from onnx2ncnn_opt.api.report import make_report
 from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -79,8 +80,6 @@ def judge(request: Request) -> ModelResult:
 
 def look(request: Request) -> NetRecord:
     """Return the record of a report about the net of a request."""
-    from onnx2ncnn_opt.api.report import make_report
-
     model, judgement = request.model, _Judgement(request)
     options = replace(judgement.options, modes=model.modes, **judgement.inputs()[0])
     return make_report(model.path, request.param, request.bin, options).records[0]
