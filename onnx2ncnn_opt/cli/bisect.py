@@ -11,6 +11,7 @@ import click
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields, require_runtimes
+from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines, pass_lines
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.bisect import Bisection
@@ -69,8 +70,6 @@ def bisect(
 
 
 def _show(output: Output, result: Bisection, model: Path, param: Path, *, is_written: bool) -> None:
-    from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
-
     report = result.report
     located = None
     if result.located is not None:
@@ -98,7 +97,6 @@ def _show(output: Output, result: Bisection, model: Path, param: Path, *, is_wri
 
 def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verification: Verification) -> None:
     from onnx2ncnn_opt.api.bisect import bisect_passes
-    from onnx2ncnn_opt.report.results import pass_lines
 
     with output.working(f"bisecting the passes on {model}"):
         result = bisect_passes(model, verification, skip=skip)

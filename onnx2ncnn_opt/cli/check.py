@@ -13,6 +13,8 @@ from onnx2ncnn_opt.cli.options import target_options
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.report.console import printable
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.regression.result import ModelResult
@@ -42,9 +44,7 @@ def check(
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
     """
     from onnx2ncnn_opt.cli.check_report import check_blocks, check_junit, check_markdown, check_record, model_line
-    from onnx2ncnn_opt.progress import announce
     from onnx2ncnn_opt.regression.run import check as run
-    from onnx2ncnn_opt.report.console import printable
 
     sources = {"the list of models": file} if file.exists() else {}
     check_targets([path for path in (junit, markdown) if path], sources)

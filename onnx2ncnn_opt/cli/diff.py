@@ -8,6 +8,7 @@ import click
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, layers_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.errors import ConversionError, UsageError
+from onnx2ncnn_opt.report.results import difference_blocks
 
 
 @click.command(short_help="Show the differences between two nets.")
@@ -28,7 +29,6 @@ def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custo
     equal, 1 they differ, 2 trouble.
     """
     from onnx2ncnn_opt.api import diff as api
-    from onnx2ncnn_opt.report.results import difference_blocks
 
     try:
         difference = api.diff(a, b, bins, custom=custom)

@@ -8,6 +8,8 @@ import click
 
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, binding_options
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.errors import lines_by_reason
+from onnx2ncnn_opt.report.results import inspection_blocks
 
 
 @click.command(short_help="Show the contents of a model or net.")
@@ -20,8 +22,6 @@ def inspect(output: Output, file: Path, shapes: dict[str, list[int | str]], valu
     Nodes that ncnn cannot compute are listed; they are not an error.
     """
     from onnx2ncnn_opt.api import inspect as api
-    from onnx2ncnn_opt.errors import lines_by_reason
-    from onnx2ncnn_opt.report.results import inspection_blocks
 
     with output.working(f"looking at {file}"):
         inspection = api.inspect(file, shapes=shapes, values=values)

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.cli.output import Output, message_of
 from onnx2ncnn_opt.cli.watchdog import signal_seen, watch
 from onnx2ncnn_opt.errors import Error, Stop, interruption
 from onnx2ncnn_opt.onnx.read.deferred import defer_imports
+from onnx2ncnn_opt.report.console import printable
 from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"
@@ -134,7 +135,5 @@ def interrupted() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from onnx2ncnn_opt.report.console import printable
-
     click.echo(f"Error: {printable(message)}", err=True)
     return code

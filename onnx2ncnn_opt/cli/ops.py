@@ -3,6 +3,7 @@
 import click
 
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.report.console import Table
 
 
 @click.command(short_help="List the ONNX operators that can be converted.")
@@ -11,7 +12,6 @@ def ops(output: Output) -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
     from onnx2ncnn_opt.entry_points import installed_ops
     from onnx2ncnn_opt.onnx.ops import all_ops
-    from onnx2ncnn_opt.report.console import Table
 
     installed_ops()
     listed = list(all_ops())

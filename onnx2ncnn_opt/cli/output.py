@@ -1,7 +1,5 @@
 """The output of a command, for one or several models: lines for users, one JSON object for programs, or only errors."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -9,15 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError
+from onnx2ncnn_opt.report import console
+from onnx2ncnn_opt.report.console import Block, Table, printable
 from onnx2ncnn_opt.report.words import json_value
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.report.console import Block
 
 FORMAT_VERSION = 1
 _RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
@@ -38,16 +35,12 @@ class Output:
 
     def show(self, blocks: Sequence[Block]) -> None:
         """Print lines and tables for users."""
-        from onnx2ncnn_opt.report.console import show
-
         if not (self.as_json or self.quiet):
-            show(blocks, sys.stdout)
+            console.show(blocks, sys.stdout)
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Show the progress of the block, see `report.console.working`."""
-        from onnx2ncnn_opt.report.console import working
-
-        return nullcontext() if self.quiet else working(what, sys.stderr)
+        return nullcontext() if self.quiet else console.working(what, sys.stderr)
 
     def end(self, exit_code: int, error: BaseException | None = None) -> None:
         """Print the JSON object, if the command line was parsed as far as the command."""
@@ -93,8 +86,6 @@ def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path,
     A single job raises its errors. Errors of several jobs are printed at once; at the end comes a table, and the exit
     code is the largest of all.
     """
-    from onnx2ncnn_opt.report.console import Table, printable
-
     results = output.fields["results"] = []
     for path, prefix in prefixes.items():
         name = str(path)

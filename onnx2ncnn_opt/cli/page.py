@@ -13,6 +13,7 @@ import click
 from onnx2ncnn_opt.cli.output import Output
 from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.errors import Stop
+from onnx2ncnn_opt.report.words import file_size
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.result import NetResult
@@ -52,7 +53,6 @@ class ReportFile:
         finally:
             if self.path is not None and self.records:
                 from onnx2ncnn_opt.api.report import Report
-                from onnx2ncnn_opt.report.words import file_size
 
                 Report(tuple(self.records)).save(self.path)
                 output.show([f"wrote: {self.path} ({file_size(self.path.stat().st_size)})"])

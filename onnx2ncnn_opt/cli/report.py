@@ -10,7 +10,8 @@ import click
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields, require_runtimes
-from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.targets import check_targets, written
+from onnx2ncnn_opt.report.words import file_size
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
@@ -48,14 +49,13 @@ def report(
     check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
     require_runtimes(verification.on, "onnxruntime")
     from onnx2ncnn_opt.api.report import make_report
-    from onnx2ncnn_opt.report.words import file_size
 
     with output.working(f"looking into {param or model}"):
         page = make_report(model, param, bin, verification, manifest=manifest_path)
     page.save(path)
     verified = page.verified
     assert verified is not None
-    output.fields |= {**report_fields(verified), "files": [{"path": str(path), "bytes": path.stat().st_size}]}
+    output.fields |= {**report_fields(verified), "files": written([path])}
     output.show(
         [*report_blocks(verified, param or "the net", model), f"wrote: {path} ({file_size(path.stat().st_size)})"]
     )

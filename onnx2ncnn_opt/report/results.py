@@ -1,16 +1,11 @@
 """The results of verification, `inspect`, `diff` and `bisect` as lines and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.outputs import OutputReport
-
 
 _MAX_INPUTS = 4  # with their shapes in a line
 
