@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import ShapeError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, is_fixed, symbol
+from onnx2ncnn_opt.ir.dim import Dim, is_fixed, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
@@ -30,7 +30,7 @@ def shapes_of_pnnx(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]
     """Return pnnx's shapes of inputs without a shape in the net or in `given`."""
     _, shapes = shapes_beside(param)
     open_inputs = {blob.name for blob in graph.inputs if not is_fixed(blob.shape)} - set(given)
-    return {name: numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
+    return {name: shape for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
 
 
 def without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapping[str, Sequence[int]]) -> list[str]:
@@ -75,7 +75,7 @@ def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: b
     """Return the known shapes of inputs: the given ones, else those in the Input layers."""
     if not partial:
         check_known(graph, given)
-    sizes = {blob.name: numbers(blob.shape) for blob in graph.inputs if is_fixed(blob.shape)}
+    sizes = {blob.name: blob.shape for blob in graph.inputs if is_fixed(blob.shape)}
     return {**sizes, **{blob.name: tuple(given[blob.name]) for blob in graph.inputs if blob.name in given}}
 
 
@@ -167,8 +167,3 @@ def add_hints(graph: Graph) -> None:
     for layer in graph:
         if layer.outputs and layer.type != "Split" and all(is_fixed(blob.shape) for blob in layer.outputs):
             layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()
-
-
-def numbers(shape: Shape | None) -> tuple[int, ...]:
-    """Return the fixed sizes of a shape."""
-    return tuple(size for size in shape or () if isinstance(size, int))

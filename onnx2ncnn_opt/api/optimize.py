@@ -16,7 +16,6 @@ from onnx2ncnn_opt.api.net_shapes import (
     check_known,
     infer_shapes,
     manifest_of,
-    numbers,
     open_shapes,
     shape_notes,
     shapes_of_pnnx,
@@ -240,7 +239,7 @@ def _cut_out(
             blob.shape = tuple(shapes[name])
     inputs = {name: blob.shape for name, blob in starts.items()}
     cut(graph, starts, ends)
-    fixed = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
+    fixed = {**sizes, **{name: shape for name, shape in inputs.items() if is_fixed(shape)}}
     check_known(graph, shapes)
     return {blob.name: fixed[blob.name] for blob in graph.inputs if blob.name in fixed}
 

@@ -142,7 +142,7 @@ def summary_fields(result: NetResult[Any], files: Written, seconds: float) -> di
         "storage": {
             "encoding": storage.encoding.value if storage else None,
             "count": storage.count if storage else 0,
-            "kept": [str(kept) for kept in storage.kept] if storage else [],
+            "kept": list(storage.kept) if storage else [],
         },
         "masks": [str(mask) for mask in result.masks],
         "estimated": None if result.precision is None else str(result.precision),

@@ -25,16 +25,15 @@ _LEAST_TRIES = 8  # the orders that it tries even of huge nets
 
 @dataclass(frozen=True)
 class Memory:
-    """An estimate: blobs need `peak` bytes while `layer` runs, without the `unknown` blobs of unknown size.
+    """An estimate: blobs need `peak` bytes at once, without the `unknown` blobs of unknown size.
 
     `course` has the layers in the order in which ncnn runs them, with the bytes of all blobs at that time. Workspace
     inside layers, padding of channels to a SIMD width, and weights are not included.
     """
 
     peak: int
-    layer: str
     unknown: int
-    waiting: tuple[Layer, ...] = field(repr=False)  # the layers that have some of their bottoms at that moment
+    waiting: tuple[Layer, ...] = field(repr=False)  # the layer of the peak, then those that have some bottoms already
     course: tuple[tuple[Layer, int], ...] = field(repr=False)
 
 
@@ -60,12 +59,12 @@ def _sizes(graph: Graph) -> dict[Blob, int | None]:
     return {blob: blob_bytes(blob.shape) for layer in graph for blob in layer.outputs}
 
 
-def lower_peak(graph: Graph) -> list[Layer]:
+def lower_peak(graph: Graph) -> set[Layer]:
     """Exchange operands if that lowers the peak and keeps every bit; return the changed layers.
 
     These are sums, products and differences of two blobs of equal shape. A net with dynamic sizes stays as it is.
     """
-    changed: dict[Layer, None] = {}
+    changed: set[Layer] = set()
     sizes = _sizes(graph)
     best = _Simulation(graph, sizes).run()
     tries = max(_BUDGET // max(len(graph), 1), _LEAST_TRIES)
@@ -83,11 +82,8 @@ def lower_peak(graph: Graph) -> list[Layer]:
             continue
         best = exchanged
         tried.clear()
-        if layer in changed:
-            del changed[layer]
-        else:
-            changed[layer] = None
-    return list(changed)
+        changed ^= {layer}
+    return changed
 
 
 def _is_exchangeable(layer: Layer) -> bool:
@@ -139,8 +135,7 @@ class _Simulation:
         while self.waiting is not None:
             waiting.append(self.waiting.layer)
             self.waiting = self.waiting.above
-        name = self.peak_layer.name if self.peak_layer else ""
-        return Memory(self.peak, name, self.unknown, tuple(waiting), tuple(self.course))
+        return Memory(self.peak, self.unknown, tuple(waiting), tuple(self.course))
 
     def evaluate(self, output: Blob) -> None:
         """Run the layers that an output needs, in ncnn's order."""

@@ -4,8 +4,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from onnx2ncnn_opt.ir.dim import Shape
-
 _MAX_BYTES = 2**20  # the inputs are at the beginning
 
 # in0 = torch.rand(1, 3, 64, 64, dtype=torch.float)
@@ -17,7 +15,7 @@ _FED = re.compile(r'ex\.input\("(\w+)", ncnn\.Mat\(\w+(?:\.squeeze\((\d+)\))?\.n
 _INPUT = re.compile(r"^pnnx\.Input\s+(\w+)\s+0\s+1\s+\S+\s+#\S+=\(([\d,]+)\)", re.MULTILINE)
 
 
-def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
+def shapes_beside(param: Path) -> tuple[Path | None, dict[str, tuple[int, ...]]]:
     """Return the file that has the shapes of a net's inputs, NAME_ncnn.py or NAME.pnnx.param, and the shapes by name.
 
     NAME_ncnn.py has ncnn's shapes. NAME.pnnx.param has the model's, because it does not say which axis is the batch.
@@ -28,7 +26,7 @@ def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
     program, graph = param.with_name(f"{name}_ncnn.py"), param.with_name(f"{name}.pnnx.param")
     text = _beginning(program)
     shapes = {match[1]: _sizes(match[2]) for match in _TENSOR.finditer(text)}
-    ncnn_shapes: dict[str, Shape] = {}
+    ncnn_shapes: dict[str, tuple[int, ...]] = {}
     for match in _FED.finditer(text):
         axis = match[2] or match[3]
         if (shape := shapes.get(match[1])) is not None:
@@ -45,5 +43,5 @@ def _beginning(path: Path) -> str:
     return ""
 
 
-def _sizes(text: str) -> Shape:
+def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size.strip())

@@ -36,17 +36,6 @@ def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
     return encoding
 
 
-class Kept(NamedTuple):
-    """A weight that stays in 32 bits, and the reason."""
-
-    layer: str
-    weight: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}, {self.weight}: {self.reason}"
-
-
 class _Change(NamedTuple):
     layer: Layer
     name: str
@@ -56,14 +45,14 @@ class _Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """The weights to store in 16 bits, and the weights that have to keep 32.
+    """The weights to store in 16 bits, and texts about those that have to keep 32, with the reasons.
 
     `is_own` is True if passes computed these weights from 16-bit weights of the net that was read.
     """
 
     encoding: Encoding
     changes: tuple[_Change, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[str, ...]
     is_own: bool = False
 
     @property
@@ -122,7 +111,7 @@ def _plan(candidates: Iterable[tuple[Layer, Block, Weight]], encoding: Encoding,
     for layer, block, weight in candidates:
         short, reason = _shortened(weight.array, encoding, _rows(layer, block))
         if reason:
-            kept.append(Kept(f"{layer.type} '{layer.name}'", block.name, reason))
+            kept.append(f"{layer.type} '{layer.name}', {block.name}: {reason}")
         else:
             changes.append(_Change(layer, block.name, weight, Weight(short, encoding)))
     return Storage(encoding, tuple(changes), tuple(kept), is_own)

@@ -10,7 +10,7 @@ from string import Template
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import symbol
+from onnx2ncnn_opt.ir.dim import AXES, symbol
 from onnx2ncnn_opt.manifest import Entry, Image, Manifest, fits, limit_of, multiple_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.report.embed import EmbeddedNet
@@ -88,7 +88,7 @@ def example(
     net instead of the files, and calls the `tail` in NAME.tail.h. Raises UsageError if the shapes do not fit.
     """
     for entry in (*manifest.inputs, *manifest.outputs):
-        if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
+        if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(AXES):
             raise UsageError(f"no Mat can hold {_Mat(entry, ()).text} of the manifest")
     loop = StepInputs.of(manifest) if manifest.caches else None
     if loop is not None and loop.mask is None:  # the program fills an input of all tokens with ones, like a mask
@@ -376,12 +376,9 @@ def _cpp_step(loop: StepInputs, number: int, entry: Entry, lines: Sequence[str])
     yield from (f"    {line}" for line in lines[-2:])
 
 
-_DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
-
-
 def _cpp_sizes(mat: _Mat, name: str) -> Iterator[tuple[str, str]]:
     """Yield each dynamic size of an input, and the Mat's member that has it."""
-    axes = iter(_DIMS[len(mat.dims)])
+    axes = iter(AXES[len(mat.dims)])
     for axis, dim in enumerate(mat.entry.shape):
         member = "n" if axis == mat.entry.batch_axis else next(axes)
         if isinstance(dim, str):
@@ -389,7 +386,7 @@ def _cpp_sizes(mat: _Mat, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _cpp_feed(name: str, mat: _Mat, blob: str) -> list[str]:
-    sizes = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
+    sizes = ", ".join(f"{dim} = {size}" for dim, size in zip(AXES[len(mat.dims)], mat.dims, strict=True))
     if mat.entry.batch_axis is not None:
         sizes += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
     lines = [f"// {mat.text}", f"// Mat: {sizes}"]
@@ -450,7 +447,7 @@ def _cpp_fetch(name: str, entry: Entry, blob: str, boxes: str, *, is_read: bool 
         kind, content, form = "int", "int32", "%d"
     elif mat.is_integer:
         content, form, element = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
-    dims = ", ".join(_DIMS[len(entry.shape) - (entry.batch_axis is not None) or 1])
+    dims = ", ".join(AXES[len(entry.shape) - (entry.batch_axis is not None) or 1])
     dims += "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
     lines = cpp_piece("output", text=mat.text, dims=dims, content=content, mat=name)
     lines += cpp_piece("extract boxes" if boxes else "extract", mat=name, blob=blob, boxes=boxes)

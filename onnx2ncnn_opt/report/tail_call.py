@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import symbol
+from onnx2ncnn_opt.ir.dim import AXES, symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest, size_input
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.report.words import cpp_piece
@@ -88,7 +88,7 @@ def cpp_size(text: str) -> str:
 
 
 def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
-    dims = iter({1: "w", 2: "hw", 3: "chw", 4: "cdhw"}.get(len(entry.shape) - (entry.batch_axis is not None), ""))
+    dims = iter(AXES.get(len(entry.shape) - (entry.batch_axis is not None), ""))
     for axis, size in enumerate(entry.shape):
         yield f"{mat}.{next(dims)}" if axis != entry.batch_axis else "1" if size == 1 else f"{mat}.n"
 

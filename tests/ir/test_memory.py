@@ -98,20 +98,20 @@ def test_the_larger_operand_comes_first(operation: str, exchanged: int) -> None:
     after = peak_memory(graph)
     assert before.peak - after.peak == 4 * 256 - 4 * 16  # operand a, but for the input that it is made from
     assert (layer.name, layer["op_type"], [blob.name for blob in layer.inputs]) == ("m", exchanged, ["b", "a"])
-    assert lower_peak(graph) == []
+    assert lower_peak(graph) == set()
 
 
 @pytest.mark.parametrize(
     "operation", ["BinaryOp 0=3", "BinaryOp 0=4", "Eltwise 0=1 -23301=2,1.0,2.0", "Concat", "Eltwise 0=2"]
 )
 def test_operands_that_may_not_change_places(operation: str) -> None:
-    assert lower_peak(branches("a", "b", operation)) == []
+    assert lower_peak(branches("a", "b", operation)) == set()
 
 
 def test_a_good_order_stays() -> None:
     graph = branches("b", "a", "BinaryOp")
     text = format_param(graph)
-    assert lower_peak(graph) == []
+    assert lower_peak(graph) == set()
     assert format_param(graph) == text
 
 
@@ -123,7 +123,6 @@ def test_unknown_sizes() -> None:
 
 def test_the_waiting_layers_and_the_place_of_the_peak() -> None:
     memory = peak_memory(branches("a", "b", "BinaryOp 0=0"))
-    assert memory.layer == "c"
     assert [layer.name for layer in memory.waiting] == ["c", "d", "m"]
 
 
