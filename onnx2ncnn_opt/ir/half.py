@@ -18,7 +18,8 @@ from onnx2ncnn_opt.ir.weight import Array
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
-LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
+_LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
+COMPUTED_SIDE = 768  # pixels: also if fp16 computes the centres, as index * (2 / side) + 1 / side - 1
 COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
 ABSORBING = 1e8  # from here on, adding a score changes nothing in float32
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
@@ -136,7 +137,7 @@ def _has_exact_places(interp: Layer) -> bool:
     sides = [(a, b) for a, b in zip(before[1:], after[1:], strict=False) if a != 1]
     return all(
         is_fixed(side)
-        and max(side) <= LARGEST_SIDE
+        and max(side) <= _LARGEST_SIDE
         and (side[0] == side[1] or (log2(side[1] / side[0]).is_integer() and not interp["align_corner"]))
         for side in sides
     )

@@ -1,7 +1,7 @@
 """Integers that fp16 changes: the bits of integer inputs, indices, and integers above 2048.
 
 ncnn reads the bits of an integer as a float, and casts this float if a layer computes in fp16. Floats may also hold
-integers. fp16 holds integers exactly up to 2048, and positions in an image up to a width of 1024.
+integers. fp16 holds integers exactly up to 2048, and computes positions in an image up to a width of 768.
 """
 
 from collections.abc import Collection, Iterator
@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
 from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import COUNTED, LARGEST_SIDE
+from onnx2ncnn_opt.ir.half import COMPUTED_SIDE, COUNTED
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
@@ -59,8 +59,8 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             side = _longest(layer.inputs[0])
-            if side is None or side > LARGEST_SIDE:
-                size = f"more than {LARGEST_SIDE} pixels a side" if side else "any size"
+            if side is None or side > COMPUTED_SIDE:
+                size = f"more than {COMPUTED_SIDE} pixels a side" if side else "any size"
                 cone = {layer: f"it samples an image of {size}"}
                 _collect(layer.inputs[1], cone[layer], ranges, cone)
                 cones |= cone

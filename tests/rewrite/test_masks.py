@@ -6,6 +6,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import COMPUTED_SIDE
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.rewrite.prove_masks import added_inputs, prove_masks, put_masks
 from testing.models import parsed
@@ -229,3 +230,24 @@ def test_a_lookup_at_counted_positions(counts: bool) -> None:
 def test_an_index_of_few_classes_is_exact_in_fp16(classes: int, masked: list[str]) -> None:
     text = f"(float[1,{classes},2,2] x) => (int64[1,2,2] y) {{ s = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(s) }}"
     assert sorted(mask.layer for mask in lower(parsed(text, 17)).masks) == masked
+
+
+def test_a_lookup_in_an_image_whose_centres_fp16_cannot_compute() -> None:
+    def reads_its_own_pixel(side: int) -> bool:
+        index = np.arange(side)
+        centres = np.float16(index) * np.float16(2 / side) + np.float16(1 / side - 1)  # as GPUs, with two roundings
+        return np.array_equal(np.rint(((np.float32(centres) + 1) * side - 1) / 2), index)
+
+    assert all(map(reads_its_own_pixel, range(1, COMPUTED_SIDE + 1)))
+    side = next(side for side in range(COMPUTED_SIDE, 1024) if not reads_its_own_pixel(side))
+    for each in (COMPUTED_SIDE, side):
+        graph = net(
+            f"Input x 0 1 x 0={each} 1=1 2=4",
+            "Input i 0 1 i 0=5 1=1 2=2",
+            "UnaryOp k 1 1 i k 0=19",
+            "Scale s 1 1 k s 0=2 1=1",
+            "GridSample y 2 1 x s y 0=2 1=2 3=1",
+        )
+        for name, value in (("scale_data", 2 / each), ("bias_data", 1 / each - 1)):
+            layer(graph, "s").weights[name] = np.full(2, value, np.float32)
+        assert [mask.layer for mask in prove_masks(graph).values()] == ["y", "s", "k"] * (each == side)

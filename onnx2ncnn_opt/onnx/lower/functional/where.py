@@ -18,6 +18,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.half import COMPUTED_SIDE
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
@@ -31,7 +32,7 @@ Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _ABSORBED = 2.0**-26  # of a number: what a sum with it loses in float32
 _PLANE = ((), (), (0,), (1,))
-_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 distinguish
+_LARGEST_SIDE = 2**20  # pixels whose coordinates float32 distinguishes
 _SAFE_OPERANDS = (0.0, 1.0, 0.5)  # one of these is in the domain of every function
 _DEEPEST = 16  # nested functions
 _SOFTPLUS_IS_X = 16.0  # from here on, x and Softplus(x) are equal in float32
@@ -293,9 +294,9 @@ def _copied(im: ImportContext, mask: Mask, a: Value, b: Value) -> Value:
 def _sides(shape: Shape) -> tuple[Dim, Dim]:
     """Return rows and columns: the last axis is the columns, unless fp16 needs another division of the elements."""
     rows, columns = product(shape[:-1]), shape[-1] if shape else 1
-    if isinstance(rows, int) and isinstance(columns, int) and max(rows, columns) > _LARGEST_HALF_SIDE:
-        for size in range(_LARGEST_HALF_SIDE, 0, -1):
-            if rows * columns % size == 0 and rows * columns // size <= _LARGEST_HALF_SIDE:
+    if isinstance(rows, int) and isinstance(columns, int) and max(rows, columns) > COMPUTED_SIDE:
+        for size in range(COMPUTED_SIDE, 0, -1):
+            if rows * columns % size == 0 and rows * columns // size <= COMPUTED_SIDE:
                 return rows * columns // size, size
     return rows, columns
 
