@@ -3,11 +3,15 @@
 Example: torch gives the length of the cache a new name in every layer, but the model runs only if all are equal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from onnx2ncnn_opt.errors import Error, RunError
 from onnx2ncnn_opt.inputs.draws import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
@@ -50,9 +54,9 @@ def equal_sizes(
         runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)  # verification has one like it
     except RunError:  # conversion or verification will report it
         return EqualSizes((), shapes or {}, loaded)
-    trial = _Trial(loaded, runner)
-    base = trial.base(groups)
-    equal = [] if base is None else [names for group in groups if (names := trial.equal(group, *base))]
+    runs = partial(runs_at, runner, loaded)
+    base = _base(loaded, groups, runs)
+    equal = [] if base is None else [names for group in groups if (names := _equal(group, *base, runs))]
     first: dict[str, Dim] = {name: symbol(names[0]) for names in equal for name in names[1:]}
     renamed: dict[str, Sequence[Any]] = dict(shapes or {})
     for info in loaded.inputs:
@@ -73,38 +77,41 @@ def _candidates(model: LoadedModel) -> list[list[str]]:
     return [list(names) for names in groups.values() if len(names) > 1]
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Runs of a model at many sizes."""
+def _base(
+    model: LoadedModel, groups: Sequence[Sequence[str]], runs: Callable[[Mapping[str, int]], bool]
+) -> tuple[dict[str, int], Total | None] | None:
+    """Return sizes at which the model runs, if possible different ones in a group, and the sum of two others."""
+    for total, lengths in product(totals(list(dynamic_sizes(model))), LENGTHS[1:3]):
+        sizes = dynamic_sizes(model, lengths, total=total)
+        for chosen in (sizes, sizes | {name: sizes[group[0]] for group in groups for name in group}):
+            if runs(chosen):
+                return chosen, total
+    return None
 
-    _model: LoadedModel
-    _runner: OrtRunner
 
-    def base(self, groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], Total | None] | None:
-        """Return sizes at which the model runs, if possible different ones in a group, and the sum of two others."""
-        names = list(dynamic_sizes(self._model))
-        for total, lengths in product(totals(names), LENGTHS[1:3]):
-            sizes = dynamic_sizes(self._model, lengths, total=total)
-            for chosen in (sizes, sizes | {name: sizes[group[0]] for group in groups for name in group}):
-                if self._runs(chosen):
-                    return chosen, total
-        return None
+def _equal(
+    group: Sequence[str], sizes: Mapping[str, int], total: Total | None, runs: Callable[[Mapping[str, int]], bool]
+) -> tuple[str, ...]:
+    """Return the names of a group that must be equal, or no names."""
 
-    def equal(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
-        """Return the names of a group that must be equal, or no names."""
-        fixed = [name for name in group if not self._runs_longer(sizes, [name], total)]
-        if len(fixed) < 2 or len({sizes[name] for name in fixed}) > 1:
-            return ()
-        return tuple(fixed) if self._runs_longer(sizes, fixed, total) else ()
-
-    def _runs_longer(self, sizes: Mapping[str, int], names: Sequence[str], total: Total | None) -> bool:
+    def runs_longer(names: Sequence[str]) -> bool:
         """Return True if the model runs with these sizes larger by one; try also with a larger total."""
         options = [names] if total is None or total.name in names else [names, [*names, total.name]]
-        return any(self._runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
+        return any(runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
 
-    def _runs(self, sizes: Mapping[str, int]) -> bool:
-        try:
-            self._runner.run(draw_inputs(self._model, sizes))
-        except Error:
-            return False
-        return True
+    fixed = [name for name in group if not runs_longer([name])]
+    if len(fixed) < 2 or len({sizes[name] for name in fixed}) > 1:
+        return ()
+    return tuple(fixed) if runs_longer(fixed) else ()
+
+
+def runs_at(
+    runner: OrtRunner, model: LoadedModel, sizes: Mapping[str, int], values: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Return True if the model runs at these sizes, with `values` in all elements of some inputs."""
+    try:
+        drawn = draw_inputs(model, sizes)
+        runner.run({**drawn, **{name: np.full_like(drawn[name], value) for name, value in values.items()}})
+    except Error:
+        return False
+    return True

@@ -61,7 +61,6 @@ from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
 from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.quantization.centre import centre
-from onnx2ncnn_opt.rewrite.prove_masks import added_inputs
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.rewrite.square_roots import flush_subnormal_operands
 from onnx2ncnn_opt.runtime.ahead import begin
@@ -129,12 +128,6 @@ class Conversion(NetResult[Files]):
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
         return f"Conversion({self.model.name}: {self.layers_before} -> {count_layers(self.graph)} layers, {shapes})"
-
-    @property
-    def fed_masks(self) -> list[str]:
-        """The names of the inputs that are added to attention's scores."""
-        added = added_inputs(self.graph)
-        return [port.name for port in self.inputs if port.blob in added]
 
     def manifest(self, listing: Listing | None = None) -> Manifest:
         """Return the content of PREFIX.ncnn.json; `listing` has the lines of the .param, if they are known already."""

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnx.utils
 
+from onnx2ncnn_opt.api.equal_sizes import runs_at
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.options import ConvertOptions
 from onnx2ncnn_opt.errors import THEN, WORKS, CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
-from onnx2ncnn_opt.inputs.draws import draw_inputs
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.onnx.edit.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -178,18 +178,6 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
         return None
 
 
-def _runs(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
-    """Return True if the model runs with these values and sizes, or if there is no `runner`."""
-    if runner is None:
-        return True
-    try:
-        drawn = draw_inputs(model, sizes)
-        runner.run({**drawn, **{name: np.full_like(drawn[name], value) for name, value in values.items()}})
-    except (RunError, UsageError):
-        return False
-    return True
-
-
 def _attempts(
     model: LoadedModel, runner: OrtRunner | None, end: float, factors: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
@@ -218,7 +206,7 @@ def _attempts(
             if time.monotonic() > end or runs == _MAX_RUNS or (runs and height != width):
                 break
             sizes = dict.fromkeys(others, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
-            if not _runs(runner, model, values, sizes):
+            if runner is not None and not runs_at(runner, model, sizes, values):
                 continue
             runs += 1
             shapes = _named(inputs, sizes)["shapes"]

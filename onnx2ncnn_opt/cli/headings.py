@@ -22,7 +22,7 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
     ),
     "fp16 and int8": (
         *("--fp16", "--bf16", "--budget", "--no-masks", "--for"),
-        *("--quantized", "--method", "--keep", "--all", "--weights", "--like"),
+        *("--quantized", "--keep", "--all", "--weights", "--like"),
     ),
     "Output": ("--blob-names", "--client", "--split", "--binary", "--json", "--quiet", "--help"),
 }

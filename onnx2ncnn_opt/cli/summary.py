@@ -267,6 +267,7 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     from onnx2ncnn_opt.ir.dim import names_in
     from onnx2ncnn_opt.manifest import limit_of
     from onnx2ncnn_opt.param.splits import list_layers
+    from onnx2ncnn_opt.rewrite.prove_masks import added_inputs
 
     limits = [(str(size), *limit_of(str(size), least)) for size, least in result.minimum.items()]
     notes = [
@@ -303,7 +304,8 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     listed = [name for name in list_layers(result.graph).outputs if name not in caches]
     if listed != [entry.blob for entry in manifest.read]:
         notes.append(f"ncnn lists the outputs as {', '.join(listed)}: take them by name, not by number")
-    for name in result.fed_masks:
+    added = added_inputs(result.graph)
+    for name in (port.name for port in result.inputs if port.blob in added):
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
 

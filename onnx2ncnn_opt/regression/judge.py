@@ -17,6 +17,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.api.report import make_report
 from onnx2ncnn_opt.api.verify import manifest_beside
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
+from onnx2ncnn_opt.ir.dim import texts
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.manifest import Entry, file_hash, tail_path
 from onnx2ncnn_opt.onnx.edit.append import converted_model
@@ -400,5 +401,4 @@ class _Judgement:
 
 def _entry(info: TensorInfo) -> Entry:
     """Return a manifest's entry for an input of a model."""
-    shape = tuple(size if isinstance(size, int) else str(size) for size in info.shape or ())
-    return Entry(info.name, info.name, shape, info.dtype.numpy().name, None)
+    return Entry(info.name, info.name, texts(info.shape or ()), info.dtype.numpy().name, None)
