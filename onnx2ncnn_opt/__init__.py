@@ -1,7 +1,5 @@
 """Convert ONNX models exported from PyTorch to optimised ncnn nets, and prove that they compute the same."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

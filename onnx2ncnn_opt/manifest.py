@@ -1,7 +1,5 @@
 """PREFIX.ncnn.json: how the ONNX model's arrays go into the ncnn net next to it, and come out of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -185,7 +183,7 @@ class Bound:
         object.__setattr__(self, "value", _frozen(self.value))
 
     @classmethod
-    def of(cls, name: str, array: NDArray[Any]) -> Bound:
+    def of(cls, name: str, array: NDArray[Any]) -> "Bound":
         """Return the entry for an array."""
         plain = array if array.dtype.kind in "biuf" else array.astype(np.float64)  # bfloat16
         return cls(name, array.dtype.name, plain.tolist())
@@ -361,7 +359,7 @@ class Manifest:
         return self.tail.outputs if self.tail else self.outputs
 
     @property
-    def before_boxes(self) -> Manifest:
+    def before_boxes(self) -> "Manifest":
         """The manifest as verification sees it: the net ends at `candidates`, and the boxes come from a tail."""
         if not self.candidates or self.tail:
             return self

@@ -1,7 +1,5 @@
 """Lowering a model to an ncnn graph in memory, and verifying and saving the graph."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -86,7 +84,7 @@ class Files(NetFiles):
     tail: Path
 
     @classmethod
-    def of(cls, prefix: str | os.PathLike[str]) -> Files:
+    def of(cls, prefix: str | os.PathLike[str]) -> "Files":
         """Return the paths PREFIX.ncnn.param, PREFIX.ncnn.bin, PREFIX.ncnn.json and PREFIX.ncnn.tail.onnx."""
         base = f"{os.fspath(prefix)}.ncnn"
         net = NetFiles.at(base)

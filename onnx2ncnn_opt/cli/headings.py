@@ -1,7 +1,5 @@
 """Options under headings in --help and docs/options.md, those that people use most first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import click

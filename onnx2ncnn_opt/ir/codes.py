@@ -3,8 +3,6 @@
 A member is an int, and is written as one.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 Activation = IntEnum("Activation", "NONE RELU LEAKYRELU CLIP SIGMOID MISH HARDSWISH", start=0)
@@ -35,7 +33,7 @@ class BinaryOp(IntEnum):
     RREMAINDER = 18
 
     @property
-    def exchanged(self) -> BinaryOp:
+    def exchanged(self) -> "BinaryOp":
         """The operation that gives the same result with the operands exchanged."""
         return _EXCHANGED.get(self, self)
 

@@ -5,8 +5,6 @@ frees a blob when the last consumer has run (Splits only share it). So the order
 effect, but the order of a layer's bottoms does: the first one stays in memory while ncnn computes the second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, prod
@@ -105,7 +103,7 @@ class _Pending(NamedTuple):
 
     layer: Layer
     bottoms: Iterator[Blob]
-    above: _Pending | None
+    above: "_Pending | None"
 
 
 class _Simulation:

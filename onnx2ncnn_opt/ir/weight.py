@@ -4,8 +4,6 @@ A weight keeps the encoding of its file, so reading and writing a net keeps ever
 for computations.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping

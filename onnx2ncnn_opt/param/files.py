@@ -1,7 +1,5 @@
 """Reading and writing nets: a .param together with its .bin."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal
@@ -42,7 +40,7 @@ class NetFiles:
         return tuple(vars(self).values())
 
     @classmethod
-    def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
+    def at(cls, prefix: PathLike, *, binary: bool = False) -> "NetFiles":
         """Return PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
         base = os.fspath(prefix)
         return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))

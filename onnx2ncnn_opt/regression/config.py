@@ -1,7 +1,5 @@
 """ncnn-check.toml: the models to check, their conversions, and the limits for the costs of their nets."""
 
-from __future__ import annotations
-
 import difflib
 import glob
 import math
@@ -99,7 +97,7 @@ class Config:
     baseline: Path
     models: tuple[Model, ...]
 
-    def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> Config:
+    def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> "Config":
         """Return the configuration with only the i-th of n shares of the models that match one of the patterns."""
         for pattern in names:
             if not any(fnmatchcase(model.name, pattern) for model in self.models):
@@ -108,7 +106,7 @@ class Config:
         matching = [m for m in self.models if not names or any(fnmatchcase(m.name, pattern) for pattern in names)]
         return replace(self, models=tuple(matching[shard[0] - 1 :: shard[1]]))
 
-    def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> Config:
+    def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> "Config":
         """Return the configuration with another device or other modes for all models."""
         changes: dict[str, Any] = ({"on": on} if on else {}) | ({"modes": check_modes(modes)} if modes else {})
         return replace(self, models=tuple(replace(model, **changes) for model in self.models))

@@ -1,7 +1,5 @@
 """Programs with a timeout; their children end with them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """The results of a check, as plain records that convert to JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -76,7 +74,7 @@ class ModelResult:
         return tuple(measurement for measurement in self.measurements if measurement.status == "failed")
 
     @classmethod
-    def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
+    def failed(cls, name: str, what: str, message: str, exit_code: int) -> "ModelResult":
         """Return the result of a model with one failed measurement and no others."""
         return cls(name, exit_code, (Measurement(what, "failed", message=message),))
 

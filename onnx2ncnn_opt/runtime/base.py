@@ -1,7 +1,5 @@
 """The common part of all runtimes: inputs, outputs, and the error about a missing runtime."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -41,7 +39,7 @@ class Step(dict[str, Feed]):
     """
 
     def __init__(
-        self, feeds: Mapping[str, Feed], caches: Sequence[tuple[str, str]], past: int, before: Step | None = None
+        self, feeds: Mapping[str, Feed], caches: Sequence[tuple[str, str]], past: int, before: "Step | None" = None
     ) -> None:
         super().__init__(feeds)
         self.caches, self.past, self.before = caches, past, before

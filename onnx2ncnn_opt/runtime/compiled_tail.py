@@ -1,7 +1,5 @@
 """The C++ header of a tail, compiled for this machine and run in a process of its own."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A net on disk that runs on arrays by their ONNX names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

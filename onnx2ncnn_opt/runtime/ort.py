@@ -1,7 +1,5 @@
 """ONNX Runtime on the original model, in a separate process: the reference for a net."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

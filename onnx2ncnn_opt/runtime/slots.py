@@ -1,7 +1,5 @@
 """The conversion of the model's arrays to a net's Mats and back, for `Net` and for verification."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +25,7 @@ class Slot:
     boxes: str | None = None  # see `Fetch`
 
     @classmethod
-    def of(cls, entry: Entry) -> Slot:
+    def of(cls, entry: Entry) -> "Slot":
         """Return the slot of a manifest's entry."""
         is_integer = entry.element == "int32"
         return cls(entry.name, entry.blob, entry.batch_axis, is_integer, entry.image, entry.length, entry.boxes)
@@ -89,7 +87,7 @@ class StepFeeds(Mapping[str, Array]):
     pasts: Mapping[str, tuple[Array, int]]
     past: int
     caches: Sequence[tuple[str, str]]
-    before: StepFeeds | None
+    before: "StepFeeds | None"
     _step: Step | None = None
 
     def __getitem__(self, name: str) -> Array:

@@ -1,7 +1,5 @@
 """The steps of a decoder: mask, positions and ids for the new tokens after a number of past ones."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -31,7 +29,7 @@ class StepInputs:
     most: int | None  # the number of tokens for which the model has positions
 
     @classmethod
-    def of(cls, manifest: Manifest) -> StepInputs:
+    def of(cls, manifest: Manifest) -> "StepInputs":
         """Find the inputs by name and type; UsageError if none takes tokens, or a past is not a cache."""
         entries = [entry for entry in manifest.model_inputs if entry.cache is None]
         by_name = {entry.name: entry for entry in entries}

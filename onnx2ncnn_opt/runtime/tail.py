@@ -1,7 +1,5 @@
 """Running the tail of a net, the model's nodes after the net, in NumPy."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The smallest part of a model and its net that is wrong on its own, and its files."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import astuple, dataclass, field, replace
@@ -65,7 +63,7 @@ class PairFiles:
     inputs: Path
 
     @classmethod
-    def at(cls, folder: Path) -> PairFiles:
+    def at(cls, folder: Path) -> "PairFiles":
         """Return the files in a folder."""
         return cls(*(folder / name for name in ("part.onnx", "part.param", "part.bin", "part.json", "part.npz")))
 
