@@ -32,12 +32,13 @@ def with_order(model: Path | bytes, outputs: Collection[str], orders: Collection
         given = onnx_ir.val(GIVEN + order, onnx_ir.DataType.INT64, ["numbers"])
         axis, x = node.attributes.get_int("axis", -1), node.inputs[0]
         assert x is not None
-        assert x.shape is not None
-        rank = x.shape.rank()
-        perm = [a for a in range(rank) if a != axis % rank] + [axis % rank]  # rows are along the last axis
-        own = editor.node("Transpose", own, perm=perm)
+        if x.shape is None and axis != -1:
+            raise UsageError(f"TopK '{node.name}': its input has no known rank; export it with axis -1")
+        rank = 0 if x.shape is None else x.shape.rank()
+        perm = [a for a in range(rank) if a != axis % rank] + [axis % rank] if rank else []  # rows are the last axis
+        own = editor.node("Transpose", own, perm=perm) if perm else own
         indices = editor.node("Reshape", given, editor.node("Shape", own))
-        indices = editor.node("Transpose", indices, perm=inverted(perm))
+        indices = editor.node("Transpose", indices, perm=inverted(perm)) if perm else indices
         found = editor.node("GatherElements", x, indices, axis=axis)
         scores, own_indices = node.outputs
         editor.replace(scores, found)

@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         program = build(options.ncnn.absolute(), options.ncnn_llm.absolute(), options.json.absolute(), Path(folder))
-        for path in sorted((ROOT / "fixtures" / "llm").glob(f"*{options.k}*.onnx")):
+        for path in sorted(path for path in (ROOT / "fixtures" / "llm").glob("*.onnx") if options.k in path.stem):
             with TemporaryDirectory() as work:
                 print(path.stem, run(path, program, Path(work)), sep="\t", flush=True)
 

@@ -54,6 +54,19 @@ def test_rows_of_equal_scores_may_have_other_places(
         assert all("rows have other places in the order of 'i'" in row.message for row in rows)
 
 
+def test_a_sort_of_unknown_rank(worker: NcnnWorker) -> None:
+    """ONNX does not infer how many axes the scores have; exporters write such sizes."""
+    body = """logit = MatMul(x, to_score) sizes = Shape(logit) known = Equal(sizes, sizes)
+        same = Where(known, sizes, sizes) wide = Reshape(logit, same) s = Squeeze(wide) y, i = TopK<axis = -1>(s, k)"""
+    model = parsed(
+        f"(float[64,8] x) => (float[16] y, int64[16] i) <int64[1] k = {{16}}> {{ {body} }}",
+        to_score=WEIGHTS["to_score"],
+    )
+    conversion = lower(model, tail="never")
+    assert conversion.manifest().sorts
+    assert conversion.verify(Verification(), worker=worker).ok
+
+
 def test_names_of_blobs_that_masks_change(worker: NcnnWorker) -> None:
     """ONNX Runtime's runs begin before masks add casts, which shift the numbers that are names of inner blobs."""
     conversion = net(APART)
