@@ -1,29 +1,45 @@
 """Assignments to masked elements, ``x[mask] = 0`` and ``x[mask] = f(x[mask])``, as Where.
 
 Exporters write the positions of the elements, how many they are, the number as often or a function of the elements that
-GatherND takes there, and a scatter.
+GatherND takes there, and a scatter. TorchScript's exporter writes no types of values whose sizes are dynamic, and cuts
+the new elements to the number of the positions.
 """
 
 from collections.abc import Callable
 
 import onnx_ir
 
-from onnx2ncnn_opt.onnx.read.structure import attributes_of, before, strip
+from onnx2ncnn_opt.onnx.read.structure import attributes_of, before, quiet, strip
+
+_IR_VERSION = 10
 
 
 def choose_by_masks(graph: onnx_ir.Graph, is_elementwise: Callable[[onnx_ir.Node], bool]) -> None:
     """Turn each scatter to all elements that a mask chooses into Where, if new elements depend only on their places."""
-    for node in [node for node in graph if node.op_type == "ScatterND"]:
+    scatters = [node for node in graph if node.op_type == "ScatterND"]
+    if scatters and any(node.op_type == "NonZero" and None in (x and x.dtype for x in node.inputs) for node in graph):
+        from onnx_ir.passes.common import ShapeInferencePass  # slow to import, and few models need it
+
+        with quiet():
+            ShapeInferencePass(strict_mode=False)(onnx_ir.Model(graph, ir_version=_IR_VERSION))
+    for node in scatters:
         data, positions, updates = node.inputs
         mask = _mask(positions, data)
         is_plain = mask is not None and attributes_of(node).get("reduction", "none") == "none"
-        new = _for_all(updates, mask, node, is_elementwise) if is_plain else None
+        new = _for_all(_uncut(updates), mask, node, is_elementwise) if is_plain else None
         if new is not None:
             node.op_type = "Where"
             node.attributes.clear()
             for index, operand in enumerate((mask, new, data)):
                 node.replace_input_with(index, operand)
     strip(graph)
+
+
+def _uncut(updates: onnx_ir.Value | None) -> onnx_ir.Value | None:
+    """Return the row that a Slice cuts to the number of the positions: it has as many elements, which stay in order."""
+    cut = _made(updates, "Slice")
+    row = before(cut.inputs[0], ("Reshape",)) if cut and len(cut.inputs) < 5 and cut.inputs[0] else None
+    return row if row is not None and row.shape is not None and len(row.shape) == 1 else updates
 
 
 def _for_all(
