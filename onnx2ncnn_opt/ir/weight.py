@@ -6,7 +6,8 @@ for computations.
 
 import enum
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,41 +80,23 @@ def digest(weight: Weight) -> str:
     return sha256.hexdigest()
 
 
-class Weights(MutableMapping[str, Array]):
+class Weights(UserDict[str, Any]):
     """The weights of a layer by ncnn's name: reading gives numbers, `stored` gives the block as it is in the file."""
 
-    __slots__ = ("_blocks",)
-
-    def __init__(self, blocks: Mapping[str, Array | Weight] | None = None) -> None:
-        self._blocks: dict[str, Weight] = {}
-        for name, block in blocks.stored_items() if isinstance(blocks, Weights) else (blocks or {}).items():
-            self[name] = block
-
     def __getitem__(self, name: str) -> Array:
-        return self._blocks[name].array
+        return self.stored(name).array
 
     def __setitem__(self, name: str, block: Array | Weight) -> None:
         if not isinstance(block, Weight):
             array = np.asarray(block)
             block = Weight(array if array.dtype in (np.float32, np.int32) else array.astype(np.float32))
-        self._blocks[name] = block
-
-    def __delitem__(self, name: str) -> None:
-        del self._blocks[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._blocks
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._blocks)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
+        self.data[name] = block
 
     def stored(self, name: str) -> Weight:
         """Return the block as it is in the file; KeyError if the layer has none of that name."""
-        return self._blocks[name]
+        block: Weight = self.data[name]
+        return block
 
     def stored_items(self) -> Iterator[tuple[str, Weight]]:
         """Return names and blocks in the order of the file."""
-        return iter(self._blocks.items())
+        return iter(self.data.items())
