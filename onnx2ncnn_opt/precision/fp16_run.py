@@ -29,7 +29,7 @@ from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
 from onnx2ncnn_opt.precision.half_sums import Inner, inner_arithmetic
 from onnx2ncnn_opt.rewrite.integers import index_blobs
-from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, unmoved
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 from onnx2ncnn_opt.system import temporary_folder
@@ -42,7 +42,6 @@ SAMPLED = frozenset(
 _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
-_ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
@@ -56,7 +55,6 @@ class Walk:
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
-    scores: dict[Blob, Array] = field(default_factory=dict)  # the inputs of `Estimator.ends`
     samples: dict[Blob, Array] = field(default_factory=dict)  # some numbers of each blob, before its own errors, ...
     errors: dict[Blob, Sequence[float]] = field(default_factory=dict)  # ... which are these (`BlobStats.errors`)
     inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)  # errors in fp16, if the run is in 32 bits
@@ -71,8 +69,7 @@ class Estimator:
     """Runs a net in 32 and in 16 bits, with the masks that its layers have at each run; use as a context manager.
 
     `compared` are the outputs, and their names in the written net; in place of chosen boxes, whose number is not
-    stable, are the blobs that they are chosen by; `choices` are blobs of which it looks for the largest number. `ends`
-    are the layers that make probabilities of scores at the end of the net, by output.
+    stable, are the blobs that they are chosen by; `choices` are blobs of which it looks for the largest number.
     """
 
     graph: Graph
@@ -105,9 +102,6 @@ class Estimator:
         self.compared = {
             blob: names[blob] for blob in (*before_boxes(self.graph, but=self._sorts), *self.choices, *public)
         }
-        makers = {blob: layer for blob in public if (layer := unmoved(blob).producer) is not None}
-        self.ends = {b: layer for b, layer in makers.items() if layer.type in _ENDS and layer.input in self.names}
-        self._scores = {layer.input for layer in self.ends.values()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,8 +159,6 @@ class Estimator:
                 walk.outputs[blob] = array
             if step in ends:
                 return
-            if array is not None and blob in self._scores:
-                walk.scores[blob] = array
             walk.largest[blob], walk.special[blob] = stats.largest, stats.special
             if stats.array is not None:
                 every = 1 if array is None else array.size // step.sample | 1
@@ -206,8 +198,7 @@ class Estimator:
         """Return the blobs of a run, in the order of the file; `readers` need theirs sent."""
         steps: dict[WalkStep, Blob] = {}
         for layer, blob in self._known():
-            is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
-            is_sent = is_end or any(user in readers for user in blob.users)
+            is_sent = self.compared.get(blob) == self.names[blob] or any(user in readers for user in blob.users)
             own, is_rounded = noise.get(layer, _EXACT), rounded and blob not in self._indexes and not _stays(blob)
             steps[WalkStep(self.names[blob], is_rounded, own.spread, own.relative, is_sent, _SAMPLE)] = blob
         return steps

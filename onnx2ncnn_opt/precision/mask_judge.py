@@ -21,19 +21,13 @@ from onnx2ncnn_opt.precision.half_sums import Inner, of_function
 from onnx2ncnn_opt.runtime.base import Array
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
-_SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 
 Masks = Mapping[Layer, Feature]
 Measured: TypeAlias = Mapping[Blob, tuple[float, float]]  # errors of outputs, NaN if infinite, and largest values
 
 
-def errors_of(
-    walk: Walk,
-    reference: Walk,
-    ends: Mapping[Blob, Layer] = MappingProxyType({}),
-    left_out: Collection[Blob] = (),
-) -> Measured:
-    """Return the errors of a run's outputs; those of saturated `ends` are measured by the scores in front of them."""
+def errors_of(walk: Walk, reference: Walk, left_out: Collection[Blob] = ()) -> Measured:
+    """Return the errors of a run's outputs."""
     found: dict[Blob, tuple[float, float]] = {}
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size or blob in left_out:
@@ -43,35 +37,8 @@ def errors_of(
         size, error = (float(np.abs(each).max(initial=0.0)) for each in (there, here - there))
         if not np.isfinite(here).all():
             error = math.nan
-        if blob in ends and not math.isnan(error) and _is_saturated(expected):
-            scores = ends[blob].input
-            error, size = _undecided_error(ends[blob], walk.scores[scores], reference.scores[scores]), 1.0
         found[blob] = error, size
     return found
-
-
-def _is_saturated(probabilities: Array) -> bool:
-    """Return True if errors of scores cannot show, because all probabilities are nearly 0 or 1."""
-    return bool(probabilities.max() > 0.5 and (probabilities * (1 - probabilities)).max() < _SATURATED)
-
-
-def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
-    """Return the error that probabilities would have if the two largest scores were equal, in units of these.
-
-    One score has a probability of 1 / (1 + exp(-x)), whose slope is at most 1 / 4: half of the probability there.
-    """
-    with np.errstate(invalid="ignore"):  # scores of -infinity
-        errors = scores - expected
-    if end.type == "Softmax":
-        axis = end["axis"] if end["axis"] < 0 else end["axis"] - len(end.input.shape or expected.shape)
-        if expected.shape[axis] < 2:
-            return 0.0
-        best = np.argpartition(-expected, 1, axis)
-        first, second = (np.take_along_axis(errors, best.take([i], axis), axis) for i in range(2))
-        errors = first - second
-    else:
-        errors = errors[expected > 0]
-    return float(np.abs(errors).max(initial=0.0, where=np.isfinite(errors))) / 2
 
 
 def relative_errors(several: Sequence[Measured]) -> dict[Blob, float]:
@@ -136,14 +103,13 @@ class MaskJudge:
         return self._measured(self.walk())
 
     def _measured(self, walk: Walk) -> Measured:
-        return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
+        return errors_of(walk, self.reference, self._left_out)
 
     def shares(self, powers: Array) -> tuple[dict[Layer, Array], dict[Layer, Array]]:
         """Divide powers of noise at the outputs among the layers, see `noise_shares`."""
-        walk, ends, known = self.walk(), self.estimator.ends, self.reference.outputs
-        counted = self._measured(walk)
-        blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in counted]
-        return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers.tolist(), strict=True)])
+        walk = self.walk()
+        outputs = zip(self._measured(walk), powers.tolist(), strict=True)
+        return noise_shares(self.graph, walk, self.reference, [*outputs])
 
     @contextmanager
     def added(self, masks: Masks) -> Iterator[None]:
@@ -230,9 +196,7 @@ def noise_shares(
     """
     squares = {blob: _mean_square(sample) for blob, sample in reference.samples.items()}
     # An output is not known before its own errors, but with them.
-    gone = {
-        blob: sum(walk.errors[blob]) if blob in walk.outputs or blob in walk.scores else 0.0 for blob in walk.errors
-    }
+    gone = {blob: sum(walk.errors[blob]) if blob in walk.outputs else 0.0 for blob in walk.errors}
     with np.errstate(invalid="ignore"):  # infinity less infinity, as in masks, is left out of the mean
         came = {
             blob: max(_mean_square(sample - reference.samples[blob]) - gone[blob], 0.0)
