@@ -25,5 +25,5 @@ def safe_names(wanted: Iterable[str], pool: NamePool) -> list[str]:
         name: i for i, name in reversed(list(enumerate(wanted))) if name not in pool and clean_name(name, "") == name
     }
     kept.pop("", None)
-    pool.add(*kept)
+    pool.update(kept)
     return [name if kept.get(name) == i else pool.take(clean_name(name, "blob")) for i, name in enumerate(wanted)]

@@ -22,7 +22,7 @@ class Editor:
         self.graph, self.place = graph, next(iter(graph), None)
         values = [value for node in graph for value in node.outputs]
         self.names = NamePool(item.name or "" for item in (*graph, *graph.inputs, *values))
-        self.names.add(*graph.initializers)
+        self.names.update(graph.initializers)
         self._constants: dict[tuple[object, ...], onnx_ir.Value] = {}
 
     def initializer(self, array: Array, name: str = "constant") -> onnx_ir.Value:
