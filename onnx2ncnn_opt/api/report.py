@@ -98,8 +98,8 @@ def make_report(
         announce("converting the model")
         conversion = lower(model, shapes=verification.shapes, values=verification.values)
         verification = replace(verification, shapes=None, values=None)
-        verified = conversion.verify(verification)
-        return Report((report_conversion(conversion, verified, verification),), verified)
+        conversion = replace(conversion, report=conversion.verify(verification))
+        return Report((report_conversion(conversion, verification),), conversion.report)
     verified = verify(model, param, bin, verification, manifest=manifest)
     return Report((report_net(model, param, bin, verified, verification),), verified)
 
@@ -108,21 +108,19 @@ def report_result(result: NetResult[Any], verification: Verification | None) -> 
     """Return the record of a conversion or an optimised net."""
     how = () if verification is None else (verification,)
     if isinstance(result, Conversion):
-        return report_conversion(result, result.report, *how)
+        return report_conversion(result, *how)
     assert isinstance(result, Optimized)
-    return report_optimized(result, result.report, *how)
+    return report_optimized(result, *how)
 
 
-def report_conversion(
-    conversion: Conversion, verified: VerifyReport | None = None, verification: Verification = Verification()
-) -> NetRecord:
+def report_conversion(conversion: Conversion, verification: Verification = Verification()) -> NetRecord:
     """Return the record of a conversion and its report; without a report, nothing runs.
 
     The model is lowered once more, without passes.
     """
     announce("converting the model without passes")
     before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
-    run = LayerRun({})
+    verified, run = conversion.report, LayerRun({})
     with conversion.staged() as files:
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
@@ -154,13 +152,11 @@ def report_conversion(
     return _record(model.name or "model", verified, run, sides, facts, notes)
 
 
-def report_optimized(
-    optimized: Optimized, verified: VerifyReport | None = None, verification: Verification = Verification()
-) -> NetRecord:
+def report_optimized(optimized: Optimized, verification: Verification = Verification()) -> NetRecord:
     """Return the record of an optimised net and its report; without a report, nothing runs."""
     source = optimized.source
     before = read_net(source.param, source.bin, optimized.graph.types).graph
-    run = LayerRun({})
+    verified, run = optimized.report, LayerRun({})
     with replace(optimized, is_binary=False).staged() as files:
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
