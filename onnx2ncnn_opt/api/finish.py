@@ -8,6 +8,7 @@ from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Device, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.storage import Storage, own_storage, plan_storage
@@ -54,14 +55,12 @@ def _order_outputs(graph: Graph) -> None:
     if ends == sorted(ends):
         return
     ordered = dict.fromkeys(layer for layer in layers if layer.type == "Input")
+
+    def before(layer: Layer) -> list[Layer]:
+        return [each for blob in layer.inputs if (each := blob.known_producer) not in ordered]
+
     for end in ends:
-        needed: dict[Layer, None] = {}
-        stack = [layers[end]]
-        while stack:
-            if (layer := stack.pop()) not in ordered and layer not in needed:
-                needed[layer] = None
-                stack += (blob.known_producer for blob in layer.inputs)
-        ordered |= dict.fromkeys(sorted(needed, key=places.__getitem__))
+        ordered |= dict.fromkeys(sorted(reached([layers[end]], before), key=places.__getitem__))
     graph.order((*ordered, *(layer for layer in layers if layer not in ordered)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ def _show(output: Output, result: Bisection, model: Path, param: Path, *, is_wri
         del located["arrays"]
     pair = None
     if result.pair is not None:
-        paths = {f.name: str(getattr(result.pair.files, f.name)) for f in fields(result.pair.files)}
+        paths = {name: str(path) for name, path in vars(result.pair.files).items()}
         pair = {**paths, "nodes": result.pair.nodes, "layers": result.pair.layers}
     difference = asdict(result.difference) if result.difference else None
     output.fields |= {**report_fields(report), "located": located, "difference": difference, "pair": pair}
