@@ -1,7 +1,8 @@
 """Selection of elements along an axis: Crop for a slice, Slice for a split, Crops and Concat for other indices."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes import ENDLESS, slice_ends
+from onnx2ncnn_opt.onnx.lower.checks import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
@@ -109,6 +111,22 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
         first, last = (smaller(bound, top) for bound, top in zip(bounds, (size - 1, size), strict=True))
         im.note_longer(result, axis, partial(crop, im, x, axis, first, larger(last, first + 1)))
     return result
+
+
+def crop_axes(im: ImportContext, x: Tensor, ranges: Mapping[int, tuple[Dim, Dim]]) -> Tensor:
+    """Return the elements of several axes from a start to before an end, in one Crop if possible."""
+    laid_out, texts = im.separated(x, [*ranges]) if len(ranges) > 1 else None, None
+    if laid_out is not None:
+        with suppress(Refusal):  # together, the expressions may be too long
+            texts, others = im.size_expressions([*zip(*ranges.values(), strict=True)], laid_out.blob)
+    if laid_out is None or texts is None:
+        return reduce(lambda x, axis: crop(im, x, axis, *ranges[axis]), ranges, x)
+    axes, view = ",".join(str(laid_out.view.dim_of(axis)) for axis in ranges), laid_out.view
+    params = {"starts_expr": texts[0], "ends_expr": texts[1], "axes_expr": axes}
+    blob = im.layer("Crop", laid_out.blob, *others, **params)
+    for axis, (start, end) in ranges.items():
+        view = resized(view, axis, end - start)
+    return Tensor(blob, view, x.dtype)
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:

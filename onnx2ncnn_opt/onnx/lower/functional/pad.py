@@ -1,6 +1,7 @@
 """Padding by constant and dynamic amounts."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
+from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, crop_axes, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
@@ -33,12 +34,37 @@ def pad(
     if len(pads) != 2 * n:
         raise im.invalid(f"{len(pads)} pads for {n} axes")
     amounts: dict[int, tuple[int, int]] = {}
+    limited: dict[int, tuple[Dim, Dim]] = {}
     for axis, begin, end in zip(range(n) if axes is None else im.axes(axes, x.rank), pads[:n], pads[n:], strict=True):
-        if isinstance(begin, Sym) or isinstance(end, Sym):
+        if not isinstance(begin, Sym) and not isinstance(end, Sym):
+            amounts |= {axis: (begin, end)} if begin or end else {}
+        elif mode in ("constant", "edge") and None not in map(_most, (begin, end)):
+            limited[axis] = begin, end
+        else:
             x = _pad_openly(im, x, axis, begin, end, mode, value)
-        elif begin or end:
-            amounts[axis] = begin, end
+    x = _pad_widely(im, x, limited, mode, value) if limited else x
     return _pad_fixed(im, x, amounts, mode, value, pads)
+
+
+def _most(pad: Dim) -> int | None:
+    """Return the largest possible amount of a pad; None if there is none."""
+    return at_most(larger(pad, 0))
+
+
+def _pad_widely(im: ImportContext, x: Tensor, pads: Mapping[int, tuple[Dim, Dim]], mode: str, value: float) -> Tensor:
+    """Pad by the largest possible amounts, and crop the excess.
+
+    Example: n elements up to a length of 80 have the pad 80 - n. They are padded by 80, and cropped to 80.
+    """
+    most = {axis: (_most(begin) or 0, _most(end) or 0) for axis, (begin, end) in pads.items()}
+    grown = {axis: sides for axis, sides in most.items() if any(sides)}
+    wide, ranges = _padding(im, x, grown, mode, value) if grown else x, {}
+    for axis, (begin, end) in pads.items():
+        im.demand(x.shape[axis] + begin + end, 1)
+        if wide.view.axes[axis]:
+            first = most[axis][0]
+            ranges[axis] = first - begin, first + x.shape[axis] + end
+    return crop_axes(im, wide, ranges)
 
 
 def _pad_fixed(
@@ -68,24 +94,16 @@ def _pad_fixed(
 
 
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
-    """Pad by the largest possible amounts, and crop the excess.
-
-    Example: n elements up to a length of 80 have the pad 80 - n. They are padded by 80, and cropped to 80.
-    """
+    """Pad by amounts without a limit, or in a mode that needs elements of the axis."""
     if mode == "wrap":
         raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
     if mode == "reflect":
         if at_least(begin, 0) and at_least(end, 0):
             return _reflected(im, x, axis, begin, end)
         raise im.refuse(f"reflecting pads of {begin} and {end}, which may be below 0", "bind sizes with --shape")
-    before, after = (at_most(larger(pad, 0)) for pad in (begin, end))
-    if before is None or after is None:
-        if mode == "constant" and math.isfinite(value):
-            return _pad_without_limit(im, x, axis, begin, end, value)
-        raise im.refuse(f"pads of {begin} and {end}, which may be any number", "bind sizes with --shape")
-    wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
-    im.demand(x.shape[axis] + begin + end, 1)
-    return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
+    if mode == "constant" and math.isfinite(value):
+        return _pad_without_limit(im, x, axis, begin, end, value)
+    raise im.refuse(f"pads of {begin} and {end}, which may be any number", "bind sizes with --shape")
 
 
 def _pad_without_limit(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, value: float) -> Tensor:
