@@ -122,8 +122,7 @@ def crop_axes(im: ImportContext, x: Tensor, ranges: Mapping[int, tuple[Dim, Dim]
     if laid_out is None or texts is None:
         return reduce(lambda x, axis: crop(im, x, axis, *ranges[axis]), ranges, x)
     axes, view = ",".join(str(laid_out.view.dim_of(axis)) for axis in ranges), laid_out.view
-    params = {"starts_expr": texts[0], "ends_expr": texts[1], "axes_expr": axes}
-    blob = im.layer("Crop", laid_out.blob, *others, **params)
+    blob = im.layer("Crop", laid_out.blob, *others, starts_expr=texts[0], ends_expr=texts[1], axes_expr=axes)
     for axis, (start, end) in ranges.items():
         view = resized(view, axis, end - start)
     return Tensor(blob, view, x.dtype)
