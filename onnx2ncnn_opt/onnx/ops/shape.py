@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.dim import (
     Dim,
     Shape,
     Sym,
+    axis_index,
     exact_div,
     is_fixed,
     known,
@@ -26,10 +27,11 @@ from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes import evaluate
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, expand, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, expand, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
+from onnx2ncnn_opt.onnx.lower.functional.logic import equals
 from onnx2ncnn_opt.onnx.lower.functional.views import multiples_of, repeated, squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value
@@ -166,12 +168,17 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
 
 
 @onnx_op("EyeLike", since=9, integers=True, folds=True)
-def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
-    """Return a constant."""
-    if x.rank != 2 or not is_fixed(x.shape):
-        raise im.refuse(f"{shape_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
-    rows, columns = x.shape
-    return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
+def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Value:
+    """Return a constant, or 1 where a column's place less the row's is `k`."""
+    if x.rank != 2:
+        raise im.invalid(f"{shape_text(x.shape)} is not a matrix")
+    kind = x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()
+    if is_fixed(x.shape):
+        rows, columns = x.shape
+        return Constant(np.eye(rows, columns, k, kind))
+    places = np.full((1, 1), axis_index(0) - axis_index(1), dtype=object)
+    to_the_right = im.tensor(SymbolicTensor(places, x.shape, np.dtype(np.float32)))
+    return equals(im, to_the_right, number(k)).of_type(kind)
 
 
 @onnx_op("DepthToSpace", batch=0, folds=True)
