@@ -277,6 +277,7 @@ _ALONE = (
     *("UnaryOp", "BinaryOp", "PReLU", "Dropout", "Softmax", "Threshold", "ShuffleChannel"),
 )
 DELETED = "deleted layer"
+_DRAWS = 100  # of a fault of a layer
 
 
 # Faults that are none in fp32 on x86: the mode that shows them, and what is added. HardSigmoid(sqrt(-1)) is 0 on x86
@@ -399,8 +400,8 @@ def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
     layer = graph.layers[place]
     where = f"{layer.type} '{layer.name}'"
     if kind in FAULTS:
-        new = FAULTS[kind](layer, rng)
-        assert new is not None
+        drawn = (FAULTS[kind](layer, rng) for _ in range(_DRAWS))  # some draws change nothing, such as a weight of 0
+        new = next(each for each in drawn if each is not None)
         graph.replace(layer, new)
     elif kind == DELETED:
         graph.replace(layer, Layer("Noop", layer.name, layer.inputs[:1]))
