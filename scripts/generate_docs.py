@@ -160,8 +160,8 @@ without numbers to compare has no rule: ncnn crashed or refused the net, or the 
 If integers agree, the floats that decide them, such as the operand of ArgMax, are compared as well, if the net has
 blobs with their names. `'out0', which decides it, is off by ...` refuses an output although its own error may be 0.
 
-The net is compared at the cut before a tail. So the tail runs on ONNX Runtime's values, where its error is mostly 0, and
-on values many of which are equal. Boxes that the net selects itself (`--append nms`) have the rule `decided` and no
+The net is compared at the cut before a tail. So the tail runs on ONNX Runtime's values, where its error is mostly 0,
+and on values many of which are equal. Boxes that the net selects itself (`--append nms`) have the rule `decided` and no
 numbers: they have to be a selection from the net's own boxes and scores, whose lines come before.
 """
 _ORDER = """

@@ -6,6 +6,7 @@ up, so their sum predicts the error of a choice; each measured choice corrects t
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -37,7 +38,8 @@ class Limit(NamedTuple):
     price: float = math.inf
 
 
-class Plan(NamedTuple, Generic[Item]):
+@dataclass(frozen=True)
+class Plan(Generic[Item]):
     """A measured choice of a form for each item; `limit` is the index of the first limit that it keeps, if any."""
 
     choice: Mapping[Item, Form]
@@ -144,7 +146,8 @@ def _noise(choice: Mapping[Item, Form]) -> Power:
     return np.asarray(sum(form.noise for form in choice.values()), np.float64).reshape(-1)
 
 
-class _Step(NamedTuple, Generic[Item]):
+@dataclass(frozen=True)
+class _Step(Generic[Item]):
     item: Item
     before: Form
     form: Form

@@ -1,5 +1,6 @@
 """macOS and Windows, as far as Linux can act as them: see testing/systems.py."""
 
+import ast
 import ntpath
 import os
 import signal
@@ -28,6 +29,14 @@ from testing.models import parsed, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+
+
+def test_python_3_10_reads_the_package() -> None:
+    """There, a NamedTuple has no other base."""
+    for path in (ROOT / "onnx2ncnn_opt").rglob("*.py"):
+        classes = (node for node in ast.walk(ast.parse(path.read_bytes(), feature_version=(3, 10))))
+        bases = [list(map(ast.unparse, node.bases)) for node in classes if isinstance(node, ast.ClassDef)]
+        assert all(names == ["NamedTuple"] for names in bases if "NamedTuple" in names), path
 
 
 def environment(name: str, folder: Path) -> dict[str, str]:
