@@ -18,19 +18,22 @@ _GEMM = op("Gemm", where=lambda gemm: len(gemm.inputs) == 1)
 def fuse_parallel_gemms(gemm: Layer) -> Replacement | None:
     """x ── Gemms, Slices, and views to heads ──   ⇒   x ── Gemm ── views to heads ── Slice ──
 
-    The rows may be those of several windows, each with heads of its own.
+    The rows may be those of several windows, each with heads of its own. Parts of one Gemm need another order of its
+    columns, as in GPT-NeoX, or else move_views_before_slice has the same result.
     """
     chains = [chain for user in dict.fromkeys(gemm.input.users) if _GEMM.fits(user) for chain in _branches(user)]
     ends = [chain.end for chain in chains]
     removed = tuple(dict.fromkeys(each for chain in chains for each in (chain.source.known_producer, *chain.layers)))
-    if removed[:1] != (gemm,) or len({chain.source for chain in chains}) < 2:
+    if removed[:1] != (gemm,) or len(chains) < 2:
         return None
     heads, lengths, widths = zip(*(end.known_shape for end in ends), strict=True)
     fits = is_fixed(widths[:1]) and len({*zip(lengths, widths, strict=True)}) == 1
     require(fits, f"the heads from '{gemm.input.name}' differ in size")
     require(is_fixed(heads) or len({*heads}) == 1, f"the heads from '{gemm.input.name}' differ in number")
     sizes = Sizes(blob for chain in chains for blob in chain.blobs)
-    rows, columns, weights, biases = zip(*(_traced(chain, sizes) for chain in chains), strict=True)
+    rows, columns, used, weights, biases = zip(*(_traced(chain, sizes) for chain in chains), strict=True)
+    if chains[0].source is chains[-1].source and (np.diff(np.concatenate(used)) == 1).all():
+        return None  # move_views_before_slice does it
     source, starts = chains[0].source, np.cumsum([0, *map(len, biases)])
     whole = Blob(f"{source.name}_heads", (source.known_shape[gemm["output_transpose"]], int(starts[-1])), source.batch)
     elements = [row * starts[-1] + start + column for row, column, start in zip(rows, columns, starts, strict=False)]
@@ -49,8 +52,8 @@ def fuse_parallel_gemms(gemm: Layer) -> Replacement | None:
     return Replacement(removed, added=[(layer, gemm) for layer in (new, *views, cut)], reads=reads)
 
 
-def _traced(chain: Chain, sizes: Sizes) -> tuple[Array, Array, Array, Array]:
-    """Return the row and the column of each element of heads, and the columns' weights and bias, sorted by use."""
+def _traced(chain: Chain, sizes: Sizes) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the row and the place of the column of each element, and the columns, their weights and bias, by use."""
     gemm = chain.source.known_producer
     index = np.divmod(chain.elements(sizes), sizes.shape(chain.source)[1])
     rows, columns = index[::-1] if gemm["output_transpose"] else index
@@ -60,7 +63,7 @@ def _traced(chain: Chain, sizes: Sizes) -> tuple[Array, Array, Array, Array]:
     use[last_first] = np.arange(last_first.size)[::-1]  # the first use of a column is written last
     order = np.argsort(use)
     used = order[: np.count_nonzero(use < last_first.size)]
-    return rows, np.argsort(order)[columns], weight[used], bias[used]
+    return rows, np.argsort(order)[columns], used, weight[used], bias[used]
 
 
 def _branches(gemm: Layer) -> list[Chain]:
