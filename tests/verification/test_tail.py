@@ -118,6 +118,18 @@ def test_the_size_of_an_input_that_the_net_lacks(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("without_compiler")
+@pytest.mark.usefixtures("without_compiler")
+def test_the_size_of_an_input_whose_name_is_a_product() -> None:
+    """Exports of dynamo call a size 32*H if it has to be a multiple of 32; this tail reads (1 + 32*H) // 2."""
+    text = (
+        "(float[1, 4, H] x) => (int64[2, n] y) { p = AveragePool<kernel_shape = [3], strides = [2], pads = [1, 1]>(x)"
+    )
+    text += " s = Shape(p) z = ConstantOfShape(s) q = Add(p, z) f = NonZero(q) m = Shape<start = 2>(p) y = Mul(f, m) }"
+    model = parsed(text, 18)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "32*H"
+    assert statuses(lower(model)) == {"ok"}
+
+
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     conversion, op = head("yolo26-nhw.dyn"), TAIL_OPS["TopK"]
     assert statuses(conversion) == {"ok"}
