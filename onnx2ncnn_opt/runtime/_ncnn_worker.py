@@ -177,7 +177,7 @@ class NcnnServer(Server):
         sampled = slice(None, None, array.size // sample | 1) if sample else slice(0)
         samples = [array.reshape(-1)[sampled].copy()]
         if is_changed:
-            self.add_errors(array.reshape(-1), step, least, [seed, *blob.encode()])
+            self.add_errors(array, step, least, [seed, *blob.encode()])
             samples.append(array.reshape(-1)[sampled].copy())
             if step["rounded"]:
                 for start in range(0, array.size, PART):
@@ -199,19 +199,26 @@ class NcnnServer(Server):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
             self.libc = libc
 
-    def add_errors(self, numbers: Any, step: dict[str, Any], least: float, seed: list[int]) -> None:
+    def add_errors(self, array: Any, step: dict[str, Any], least: float, seed: list[int]) -> None:
         """Add errors to the numbers of a blob, whose smallest one is `least`. Each blob has its own seed."""
         if not step["noise"] and not step["relative"]:
             return
-        random = np.random.default_rng(seed)
+        random, numbers = np.random.default_rng(seed), array.reshape(-1)
         if step["relative"]:
             for start in range(0, numbers.size, PART):
                 part = numbers[start : start + PART]
                 part *= self.normal(random, part.size) * np.float32(step["relative"]) + 1
         sizes = self.sizes(step, numbers.size, random)
+        places = np.ones(1, np.float32)
+        if sizes.size and array.ndim > 2:  # sums are as inexact as they are large: silent places have less noise
+            places = np.sqrt(np.einsum("i...,i...->...", array, array).reshape(-1))
+            places /= mean_square(places, fits=False) ** 0.5 or 1.0
+            places = np.fmin(3 * places, np.float32(1))  # others have more terms, or a texture that cancels
+        repeated = np.resize(places, places.size + sizes.size)
         for start in range(0, numbers.size if sizes.size else 0, sizes.size or 1):
             part = numbers[start : start + sizes.size]
             errors = self.normal(random, part.size) * sizes[: part.size]
+            errors *= repeated[start % places.size :][: part.size]
             part += errors * (part != 0)  # after an activation, zeros stay 0, and no number becomes negative
             if least >= 0:
                 np.maximum(part, 0, out=part)
