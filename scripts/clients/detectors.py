@@ -58,10 +58,15 @@ def kept(table: Array, score: float, overlap: float) -> Array:
     return np.array(chosen).reshape(-1, 6)
 
 
+def input_of(detector: Detector) -> str:
+    """Return the name of the input, which ncnn's examples know."""
+    return "images" if detector.program == "yolox" else "data"
+
+
 def convert(detector: Detector, folder: Path) -> Path:
     """Export and convert the model; return the .onnx file."""
     path, image = folder / "model.onnx", torch.from_numpy(fed(detector))
-    names: dict[str, Any] = {"input_names": ["images" if detector.program == "yolox" else "data"], "dynamo": False}
+    names: dict[str, Any] = {"input_names": [input_of(detector)], "dynamo": False}
     torch.onnx.export(detector.model, (image,), str(path), output_names=[*detector.outputs], opset_version=17, **names)
     words = ["-m", "onnx2ncnn_opt", "convert", str(path), "--effort", "quick", "-q", "--tail", "never"]
     subprocess.run([sys.executable, *words], check=True)
@@ -89,8 +94,11 @@ def found(detector: Detector, arguments: argparse.Namespace, folder: Path) -> Ar
 def appended(detector: Detector, path: Path, score: float) -> Array:
     """Return the rows that pyncnn finds in the only output of a net with `--append nms:`."""
     end = f"nms:{detector.outputs[0]}:conf={score}:iou={detector.overlap}:max=300"
+    # Of numbers that are no pictures, random weights make boxes whose areas float32 does not hold.
+    np.savez(path.with_name("inputs.npz"), **{input_of(detector): fed(detector)})
     words = ["-m", "onnx2ncnn_opt", "convert", str(path), "--effort", "quick", "-q", "--append", end]
-    subprocess.run([sys.executable, *words, "-o", str(path.with_name("nms"))], check=True)
+    words += ["--inputs", str(path.with_name("inputs.npz")), "-o", str(path.with_name("nms"))]
+    subprocess.run([sys.executable, *words], check=True)
     net = loaded(*(path.with_name(f"nms.ncnn.{end}") for end in ("param", "bin")))
     [boxes] = outputs_of(net, [fed(detector)])
     return boxes[:, [5, 4, 0, 1, 2, 3]]
