@@ -84,7 +84,7 @@ def _tail_input(
 
 def cpp_size(text: str) -> str:
     """Translate an expression of sizes to C++."""
-    return re.sub(r"\b(?=(min|max)\()", "std::", text.replace("//", "/"))
+    return re.sub(r"\b(min|max)\(", r"std::\1<int64_t>(", text.replace("//", "/"))
 
 
 def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
