@@ -1,7 +1,5 @@
 """Random inputs for verification, in ranges that suit the model's operators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -128,7 +126,7 @@ class Draw(NamedTuple):
         return next((name for name, is_it in names.items() if is_it), "usual")
 
     @property
-    def of_state(self) -> Draw:
+    def of_state(self) -> "Draw":
         """The draw of a state, which is no picture or sound: layers such as LSTM keep it about as large as 1."""
         return self if self.data is None else self._replace(data=None, scale=min(1.0, self.data.scale))
 

@@ -1,7 +1,5 @@
 """The uses of an input's values in the model, which decide the values to draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Uses:
     are_lengths: bool = False  # numbers computed from them are compared with positions, or index a dynamic axis
 
     @classmethod
-    def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
+    def of(cls, value: onnx_ir.Value, model: LoadedModel) -> "Uses":
         """Return the uses of an input."""
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
         divisions = [node for node, index in _uses(value, model, zeros=True) if _divisor_of(node, model) == index]

@@ -1,7 +1,5 @@
 """The walk through a model, node by node: constants fold, views stay lazy until a layer needs a layout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ large for fp16 become infinite as on the device. The errors of a layer's own ari
 measured on a sample of each layer, and added as random errors of that size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -80,7 +78,7 @@ class Estimator:
     # The rows of sorts in 32 bits, with which all runs go on: 16 bits may exchange rows.
     _rows: Mapping[str, Feed] | None = field(default=None, init=False)
 
-    def __enter__(self) -> Estimator:
+    def __enter__(self) -> "Estimator":
         if len(self.graph) > _MOST_LAYERS:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = temporary_folder()
@@ -109,7 +107,7 @@ class Estimator:
             self._worker.close()
         self._folder.cleanup()
 
-    def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
+    def on(self, feeds: Mapping[Blob, Feed]) -> "Estimator":
         """Return the same net on other inputs, while this one is open."""
         other = copy(self)
         other.feeds, other._rows = feeds, None

@@ -4,8 +4,6 @@ Layers are taken together in blocks of neighbours. A block computes in fp16, or 
 arithmetic, or all of it in 32 bits: then none of the blobs inside is rounded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The error that fp16 makes at a net's outputs with masks on its layers, from runs of the net."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

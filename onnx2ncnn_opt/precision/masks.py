@@ -3,8 +3,6 @@
 One run tells whether a search is needed. Layers that overflow come first, then those that make too large errors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

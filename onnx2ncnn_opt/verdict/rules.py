@@ -3,8 +3,6 @@
 `docs/verdict.md` is generated from `RULES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 ONNX Runtime chooses the tokens, and ncnn gets the same. Each keeps its own caches from step to step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

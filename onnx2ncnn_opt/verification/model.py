@@ -1,7 +1,5 @@
 """Comparison of a net in ncnn with its model in ONNX Runtime, output by output."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -55,7 +53,7 @@ def verify_net(
     manifest: Manifest | None = None,
     tail: bytes | None = None,
     worker: NcnnWorker | None = None,
-    runs: ModelRuns | None = None,
+    runs: "ModelRuns | None" = None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 

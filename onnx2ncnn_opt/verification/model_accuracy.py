@@ -7,8 +7,6 @@ equal numbers. A wider tolerance would hide faults there. So ONNX Runtime runs t
 The model with rounded weights gives the errors from weights in 16 bits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
@@ -145,7 +143,7 @@ class Rounding:
             return {}
 
     @cached_property
-    def of_scores(self) -> Rounding:
+    def of_scores(self) -> "Rounding":
         """The rounding errors of the model cut at the scores of integer outputs."""
         return Rounding(self._model, sorted(set().union(*self.scores.values())), self._values)
 

@@ -1,7 +1,5 @@
 """What a net's layers and weights say about its errors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +20,7 @@ class NetFacts:
     has_inexact_gelu: bool = False
 
     @classmethod
-    def of(cls, param: Path, bin: Path) -> NetFacts:
+    def of(cls, param: Path, bin: Path) -> "NetFacts":
         """Read the facts of a net; there are none if it cannot be read, because ncnn's own error says more."""
         try:
             layers = list(read_net(param, bin, entry_points.layer_types()).graph)

@@ -1,7 +1,5 @@
 """Notes on a model and its results, which do not depend on the net."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
 

@@ -1,7 +1,5 @@
 """The order of rows that a net sorts: the model runs in the net's order, which has to be right within rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +23,7 @@ class NetOrder:
     rounding: Rounding
 
     @classmethod
-    def of(cls, source: Path | bytes, manifest: Manifest | None, model: LoadedModel) -> NetOrder | None:
+    def of(cls, source: Path | bytes, manifest: Manifest | None, model: LoadedModel) -> "NetOrder | None":
         """Return the model of a manifest's net; None for a net that does not sort."""
         if manifest is None or not manifest.sorts:
             return None

@@ -1,7 +1,5 @@
 """Comparison of an optimised net with the original net in ncnn, output by output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -146,7 +144,7 @@ class _NetJudge(Judge):
             self.all_runs = self._original_runs()
         self._allowed = self._usual
 
-    def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> _NetJudge:
+    def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> "_NetJudge":
         """Return the judge of a net in files, with a larger tolerance if its weights are rounded."""
         judge = copy(self)
         judge._files = files

@@ -4,8 +4,6 @@ NumPy computes a table from all values that matter. Large integers give the resu
 float that is only compared with constants matters by its place among these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 

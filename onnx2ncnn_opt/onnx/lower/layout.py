@@ -3,8 +3,6 @@
 A layout lists the axes of the batch and of each dim, outermost first. It may omit axes of size 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, groupby
 from typing import NamedTuple, TypeAlias
@@ -24,7 +22,7 @@ class Layout(NamedTuple):
     batch: tuple[int, ...] = ()
 
     @classmethod
-    def plain(cls, rank: int, batch: int | None) -> Layout:
+    def plain(cls, rank: int, batch: int | None) -> "Layout":
         """Return the layout in which each axis except the batch axis is a dim."""
         return cls(tuple((axis,) for axis in range(rank) if axis != batch) or ((),), () if batch is None else (batch,))
 

@@ -4,8 +4,6 @@ protobuf copies a tensor's bytes when it parses a message, and again at each acc
 the message first. The message refers to it as external data, at a location that no file has.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -43,7 +41,7 @@ class Embedded(NamedTuple):
     location: str
 
     @classmethod
-    def of(cls, data: Bytes) -> Embedded:
+    def of(cls, data: Bytes) -> "Embedded":
         """Split the file's bytes; a message that cannot be read here stays as it is, for protobuf's error."""
         location = f"embedded:{os.urandom(16).hex()}"
         try:

@@ -1,7 +1,5 @@
 """Loading of models from all supported sources, as one normalised graph for the importer."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os
@@ -64,7 +62,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
 
-    def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
+    def bound(self, sizes: Mapping[str, Dim]) -> "LoadedModel":
         """Return the model with numbers or other names for dynamic dimensions."""
 
         inputs = tuple(info.bound(sizes) for info in self.inputs)
