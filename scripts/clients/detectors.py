@@ -95,7 +95,7 @@ def appended(detector: Detector, path: Path, score: float) -> Array:
     """Return the rows that pyncnn finds in the only output of a net with `--append nms:`."""
     end = f"nms:{detector.outputs[0]}:conf={score}:iou={detector.overlap}:max=300"
     # Of numbers that are no pictures, random weights make boxes whose areas float32 does not hold.
-    np.savez(path.with_name("inputs.npz"), **{input_of(detector): fed(detector)})
+    np.savez(path.with_name("inputs.npz"), **{input_of(detector): fed(detector)})  # type: ignore[arg-type]  # no key is an option
     words = ["-m", "onnx2ncnn_opt", "convert", str(path), "--effort", "quick", "-q", "--append", end]
     words += ["--inputs", str(path.with_name("inputs.npz")), "-o", str(path.with_name("nms"))]
     subprocess.run([sys.executable, *words], check=True)
