@@ -82,24 +82,23 @@ KINDS = {
     "usual": "N(0, 1) in the domains of the model's functions; after the first also 0, -0 and ends of rows",
     "large": "eight times as large, with outliers: clips, saturation and other branches that seldom act",
     "flat": "different along one axis, and hardly along the others: means, norms, the order of axes",
-    "data": "pictures, sounds and small numbers, as in use: the error in 16 bits",
+    "data": "pictures and sounds as in use, else N(0, 1): the error in 16 bits",
 }
 
 
 class Data(NamedTuple):
-    """The ranges of natural data: the range of pixels, the amplitude of sounds, and the scale of other numbers."""
+    """The ranges of natural data: the range of pixels, and the amplitude of sounds; other numbers are N(0, 1)."""
 
     pixels: tuple[float, float]
     sound: float
-    scale: float
 
 
 # Exported models take pixels divided by 255, around 0 as MediaPipe's, normalised as torchvision's, or bytes.
 DATA = (
-    Data((0, 1), 0.3, 1.0),
-    Data((-1, 1), 0.3, 1.0),
-    Data((-2.1, 2.6), 0.03, 0.1),
-    Data((0, 255), 3e3, 10.0),
+    Data((0, 1), 0.3),
+    Data((-1, 1), 0.3),
+    Data((-2.1, 2.6), 0.03),
+    Data((0, 255), 3e3),
 )
 
 
@@ -124,11 +123,6 @@ class Draw(NamedTuple):
             return ""
         names = {"data": self.data is not None, "flat": self.flat is not None, "large": self.scale > 1}
         return next((name for name, is_it in names.items() if is_it), "usual")
-
-    @property
-    def of_state(self) -> "Draw":
-        """The draw of a state, which is no picture or sound: layers such as LSTM keep it about as large as 1."""
-        return self if self.data is None else self._replace(data=None, scale=min(1.0, self.data.scale))
 
     @property
     def is_unusual(self) -> bool:
@@ -218,7 +212,8 @@ def draw_inputs(
     _, longest = max(steps, default=(False, 1))  # a dynamic dimension if there is one
     drawn: dict[str, Array] = {}
     for position, info in enumerate(model.inputs):
-        of_input, first = draw.of_state if info.name in fed_back else draw, swept.get(info.name, 0)
+        # A state is no picture or sound.
+        of_input, first = draw._replace(data=None) if info.name in fed_back else draw, swept.get(info.name, 0)
         of_uses, shape = uses[info.name], shapes[info.name]
         drawn[info.name] = draw_array(dtype_of(info), of_uses, shape, of_input, position, first, longest)
     return drawn
@@ -341,7 +336,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
         if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain and not uses.divides:
             array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
         return array
-    array = np.asarray(rng.standard_normal(shape) * (draw.data.scale if draw.data else draw.scale))
+    array = np.asarray(rng.standard_normal(shape) * draw.scale)
     if uses.divides and is_bounded:
         return array + np.copysign(draw.scale / 4, array)
     if draw.plain:

@@ -9,7 +9,8 @@ import numpy as np
 
 from onnx2ncnn_opt.runtime.base import Array
 
-_COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
+# Of a picture; four channels are mostly the latent numbers of a diffusion model.
+_COLOURS, _SHORTEST_SIDE = (1, 3), 16
 # Things in a picture, the background among them: their radii relative to the longer side, the standard deviations of
 # slimness and tilt, the range of their greys, the deviation of channels, and the largest contrast of their texture.
 _THINGS, _RADII, _SHAPES = 30, (0.06, 0.5), (0.4, 0.7)

@@ -70,7 +70,7 @@ def with_photograph(
         axes = picture_axes(array.shape)
         if axes is not None and array.dtype.kind == "f" and name not in others:
             channels, height, width = (array.shape[axis] for axis in axes)
-            image = photograph.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+            image = photograph.convert({1: "L", 3: "RGB"}[channels])
             pixels = np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, channels) / 255
             pixels = low + (high - low) * (pixels if axes[0] == -1 else np.moveaxis(pixels, -1, 0))
             changed[name] = np.broadcast_to(pixels, array.shape).astype(array.dtype)
