@@ -27,10 +27,11 @@ SELECTED = "nms"  # the change of a model, as --append names it
 _PLAIN = frozenset({"Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "GatherND", "Max"})
 _PLAIN |= {"Identity", "Min", "Mul", "Pad", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Sub", "Transpose"}
 _PLAIN |= {"Unsqueeze", "Where"}
-_MOST_NUMBERS = 2**23  # that candidates have: a file may say any size
+_MOST_NUMBERS, _MOST_ROWS = 2**23, 2**20  # that candidates have, and of the table: a file may say any size
 _OLDEST = 13  # the first opset in which Unsqueeze has its axes as an input
 _FIRST_WITH_FUNCTIONS = 8  # of ONNX's formats
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # of onnx.reference
+# Of onnx.reference.
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
 _CALL = """g (float boxes, float scores, float table) => (float padded) <
     int64[2] of_boxes = {{-1, 4}}, int64[2] of_scores = {{1, -1}}, int64[2] of_table = {{{count}, -1}},
     int64[{rank}] of_rows = {{{shape}}}, int64[1] most = {{{most}}},
@@ -127,6 +128,8 @@ class _Choice:
     def most(self) -> int:
         """Return the number of rows, and let all rows pass; 0 if the rows mean something else."""
         count, every, draw = self.count, np.arange(self.count), np.random.default_rng(0)
+        if np.sum(self.run(every, every[:0], [self.pad.input[1]])) > _MOST_ROWS:
+            return 0
         padded, size = self.run(every, every[:0], self.ends)[2], 0
         slices = [node for node in _after(self.inner, self.nms.output) if node.op_type == "Slice"]
         limits = []
