@@ -139,10 +139,9 @@ class Draw(NamedTuple):
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
     """Return the draws of a verification: usual, large, and for small nets flat; for tiny ones on all axes."""
     result = [Draw(seed, plain=True), Draw(seed, LARGE)]
-    if is_small:
-        result += [Draw(seed + 1), Draw(seed + 1, LARGE), Draw(seed + 2)]
-        for number, axis in enumerate(_FLAT_AXES if is_tiny else _FLAT_AXES[:1], seed + 2):
-            result += [Draw(number, flat=axis), Draw(number, LARGE, flat=axis)]
+    axes = _FLAT_AXES if is_tiny else _FLAT_AXES[:1]
+    for number, axis in enumerate(axes if is_small else (), seed + 1):
+        result += [Draw(number), Draw(number, LARGE), Draw(number, flat=axis), Draw(number, LARGE, flat=axis)]
     return result
 
 
