@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,12 +45,11 @@ from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.cut.extract import Tail, label
 from onnx2ncnn_opt.onnx.edit.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.edit.quantized import AT_RUN_TIME, INT8, without_rounding
-from onnx2ncnn_opt.onnx.edit.selection import SELECTED
 from onnx2ncnn_opt.onnx.importer import Imported, import_model
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.structure import OWN, ROWS, SELECTION, names_of
+from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION, names_of
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.outputs import Latency
@@ -121,7 +120,6 @@ class Conversion(NetResult[Files]):
     cost: tuple[str, ...] = ()
     tail: Tail | None = None
     kept: Mapping[str, str] = field(default_factory=dict)
-    candidates: tuple[Port, ...] = ()
 
     against = "ONNX Runtime"
 
@@ -158,8 +156,6 @@ class Conversion(NetResult[Files]):
 
     def _output(self, port: Port, listing: Listing, caches: Mapping[Blob, Cache]) -> Entry:
         entry, layer = _entry(port, listing.names, caches), selection(port.blob)
-        if self.candidates:  # there are always as many rows
-            return replace(entry, boxes=entry.blob if port.blob in after_boxes(self.graph) else None)
         return entry if layer is None else replace(entry, shape=(None, 6), boxes=listing.tops[layer.output])
 
     def _sorts(self, listing: Listing) -> Iterator[Sort]:
@@ -173,7 +169,6 @@ class Conversion(NetResult[Files]):
     def _candidates(self, listing: Listing) -> Iterator[Entry]:
         """Yield the boxes and scores from which the net selects boxes; their Mats have no batch of 1."""
         calls = {node.outputs[0].name: names_of(node.inputs) for node in self.model.graph if node.op_type == SELECTION}
-        yield from (_entry(port, listing.tops, {}) for port in self.candidates)
         for port in self.outputs:
             layer = selection(port.blob)
             for name, blob in zip(calls[port.name], decisive(layer), strict=False) if layer else ():
@@ -281,7 +276,7 @@ def lower(model: Any, options: ConvertOptions) -> Conversion:
         chosen=chosen if options.optimize else [],
         encoding=encoding,
     )
-    conversion = request.whole(options.loaded)
+    conversion = request.conversion(options.loaded)
     if conversion.model.length is None or not options.optimize or any(cache_pairs(conversion.graph)):
         return conversion
     return request.conversion(stepwise=False)  # no cache needs the input `length`
@@ -299,25 +294,6 @@ class _Request:
     chosen: Sequence[Pass]
     encoding: Encoding | None
     selects: bool = True  # the net itself may select boxes
-
-    def whole(self, loaded: LoadedModel | None) -> Conversion:
-        """Convert the model; if NonMaxSuppression asks for a tail, select boxes in the net, if that gives the rows."""
-        conversion: Conversion | UnsupportedError
-        try:
-            conversion = self.conversion(loaded)
-            operators = {node.op_type for node in conversion.tail.model.graph.node} if conversion.tail else ()
-        except UnsupportedError as error:
-            conversion, operators = error, {node.operator for node in error.nodes}
-        if "NonMaxSuppression" in operators and self.appended is None:
-            with suppress(UsageError, UnsupportedError):
-                appended = append_decoding(self.source, SELECTED, self.options.shapes)
-                selecting = replace(self, source=appended.model, appended=appended).conversion()
-                # A table that no layer read would be an output of the net.
-                if selecting.tail is None and any(port.blob.users for port in selecting.candidates):
-                    return selecting
-        if isinstance(conversion, UnsupportedError):
-            raise conversion
-        return conversion
 
     def conversion(self, loaded: LoadedModel | None = None, *, stepwise: bool = True) -> Conversion:
         """Import the model, run the passes, and `finish` the graph."""
@@ -339,10 +315,6 @@ class _Request:
         storage, masks = finish(
             graph, encoding=self.encoding, masks=options.masks, integers=integers, minimum=imported.minimum
         )
-        tables = [node.inputs[0].name for node in imported.model.graph if node.op_type == ROWS and node.inputs[0]]
-        candidates = tuple(port for port in outputs if port.name in tables)
-        outputs = tuple(port for port in outputs if port.name not in tables)
-        graph.outputs = [port.blob for port in outputs]
         of_model = [info.name for info in imported.tail.outputs] if imported.tail else [port.name for port in outputs]
         places = {port.blob: of_model.index(port.name) for port in outputs if port.name in of_model}
         name_blobs(graph, options.blob_names, places)
@@ -366,7 +338,6 @@ class _Request:
             appended=self.appended,
             tail=imported.tail,
             kept=imported.kept,
-            candidates=candidates,
         )
 
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
@@ -375,7 +346,7 @@ class _Request:
         if loaded is None or importers or self.appended:  # the loaded model lacks functions of importers
             opaque = {(op.domain, op.name) for op in importers} | {(op.domain, op.name) for op in custom}
             bindings: dict[str, Any] = {x: getattr(options, x) for x in ("shapes", "values", "outputs")}
-            opaque |= {(OWN, SELECTION), (OWN, ROWS)} if self.selects else set()
+            opaque |= {(OWN, SELECTION)} if self.selects else set()
             loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **bindings)
         if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
             sha256 = file_hash(Path(self.model))
@@ -389,7 +360,7 @@ class _Request:
         axes: dict[str, Any] = {"batch_axes": options.batch_axes, "types": entry_points.layer_types()}
         if options.client:
             axes["output_axes"] = {x.name: 0 for x in loaded.outputs if x.shape and x.shape[0] == 1}
-        selects = any(node.op_type in (SELECTION, ROWS) for node in loaded.graph)
+        selects = any(node.op_type == SELECTION for node in loaded.graph)
         tail = "never" if selects else options.tail
         try:
             with for_ultralytics(loaded.metadata) if options.client else nullcontext():

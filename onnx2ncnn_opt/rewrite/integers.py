@@ -7,7 +7,7 @@ integers. fp16 holds integers exactly up to 2048, and computes positions in an i
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
-from onnx2ncnn_opt.ir.detections import BY_RANK, counting, is_sort
+from onnx2ncnn_opt.ir.detections import counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import COMPUTED_SIDE, COUNTED
@@ -19,7 +19,6 @@ from onnx2ncnn_opt.ir.spec import Trait
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute positions in an image
 _COUNTED = frozenset({"CumulativeSum", "Dequantize", "MemoryData", "Reduction"})
-_RANKS = _POSITIONS | {"DetectionOutput", "MemoryData", "Padding", "Threshold"}
 _COMPUTES = _CALCULATES | {"MatMul", "Threshold"}
 
 
@@ -67,8 +66,6 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
                 cones |= cone
         elif is_sort(layer):
             _collect_around(layer, "it sorts numbers and their indices, or computes with these", ranges, cones)
-        elif layer.type == "DetectionOutput" and layer["confidence_threshold"] == BY_RANK:
-            cones |= dict.fromkeys(_around_ranks(layer), "it selects boxes by their ranks, or computes with these")
     cones |= _counting(graph, ranges)
     yield from cones.items()
 
@@ -145,19 +142,6 @@ def _collect_around(sort: Layer, reason: str, ranges: Ranges, reasons: dict[Laye
     for blob in (sort.inputs[0], *(blob for step in steps[:-1] for blob in step.inputs[1:])):
         _collect(blob, reason, ranges, reasons)
     reasons |= dict.fromkeys((*reached([sort, *steps], before), *reached([sort], after)), reason)
-
-
-def _around_ranks(layer: Layer) -> set[Layer]:
-    """Return the layers that compute ranks, boxes that classes move apart, and rows from them."""
-
-    def users(layer: Layer) -> list[Layer]:
-        return [user for blob in layer.outputs for user in blob.users]
-
-    def makers(layer: Layer) -> list[Layer]:
-        layers = [blob.producer for blob in layer.inputs if blob.producer]
-        return [x for x in layers if x.has(Trait.MOVES) or x.type in _RANKS]
-
-    return {*reached(reached([layer], users), makers)}
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:

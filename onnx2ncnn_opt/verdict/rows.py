@@ -15,24 +15,8 @@ def judge_selection(rows: Array, boxes: Array, *limits: Any) -> tuple[Status, st
     """Return the status of selected boxes with the reason, see `wrong_selection`; `limits` are its other arguments."""
     if not (np.abs(boxes) < _LARGEST).all():
         return "unproven", "the areas of its boxes are too large for float32"
-    problem = wrong_selection(rows, boxes, *limits) if len(limits) == 4 else _wrong_rows(rows, boxes, *limits)
+    problem = wrong_selection(rows, boxes, *limits)
     return ("mismatch", f"its boxes are not a selection from the net's values: {problem}") if problem else ("ok", "")
-
-
-def _wrong_rows(rows: Array, boxes: Array, scores: Array, most: int, iou: float, conf: float, table: Array) -> str:
-    """Return how rows of a table, and rows of zeros, differ from every greedy selection; "" if they do not."""
-    rows, places = rows.reshape(-1, table.shape[1]), list[int]()
-    filled = rows[: np.flatnonzero(rows.any(1)).max(initial=-1) + 1]
-    for row in filled:
-        fits = (np.abs(table - row) <= _MARGIN * np.abs(row).max()).all(1)
-        fits[places] = False
-        if not fits.any():
-            return f"no candidate has the row {row[:8].round(3).tolist()}"
-        places.append(int(fits.argmax()))
-    low, high = np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
-    corners, label = np.concatenate([low, high], 1), np.zeros((len(places), 1))
-    chosen = np.concatenate([corners[places], scores[0, places, None], label], 1)
-    return wrong_selection(chosen, corners, scores, most, iou, conf)
 
 
 def wrong_selection(rows: Array, boxes: Array, scores: Array, most: int, iou: float, conf: float) -> str:

@@ -111,18 +111,20 @@ class TailJudge:
 
 @dataclass(frozen=True)
 class BoxJudge:
-    """The nodes that select boxes from a net's candidates, in the net itself; `names` are the model's outputs."""
+    """The nodes that select boxes from a net's candidates, in the net itself; `names` are their outputs."""
 
     program: Program
-    names: tuple[str, ...]
 
     @classmethod
     def of(cls, manifest: Manifest | None, source: Path | bytes) -> BoxJudge | None:
         """Return the nodes of a manifest's model; None for a net that selects no boxes."""
-        if manifest is None or not manifest.candidates:
-            return None
-        program = read_tail(selection_model(source, [entry.name for entry in manifest.candidates]))
-        return cls(program, tuple(entry.name for entry in manifest.model_outputs if entry.boxes))
+        candidates = [entry.name for entry in manifest.candidates] if manifest is not None else []
+        return cls(read_tail(selection_model(source, candidates))) if candidates else None
+
+    @property
+    def names(self) -> list[str]:
+        """The model's outputs of boxes."""
+        return [port.name for port in self.program.outputs]
 
     def judge(self, values: Feeds, boxes: Mapping[str, Array | Failure]) -> list[OutputReport]:
         """Return the reports of the net's `boxes`: they have to be a selection from its own `values`."""
@@ -131,14 +133,13 @@ class BoxJudge:
         inputs = replace(self.program, outputs=ports).run(
             {port.name: values[port.name] for port in self.program.inputs}
         )
-        tables = [x[5:].T for x in values.values() if x.ndim == 2]  # of other rows than boxes, scores and classes
         numbers = [self.program.constants[name].item() for name in nms.inputs[2:]]
         reports = []
         for name, rows in boxes.items():
             if isinstance(rows, Failure):
                 reports.append(missing(name, "", rows))
             else:
-                status, text = judge_selection(rows, *(inputs[port.name][0] for port in ports), *numbers, *tables)
+                status, text = judge_selection(rows, *(inputs[port.name][0] for port in ports), *numbers)
                 reports.append(OutputReport(name, None, status, text, rule="decided"))
         return reports
 

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, helper, parser, shape_inference
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.edit.model import read_model
 from onnx2ncnn_opt.onnx.edit.raw_head import RAW_HEAD, raw_head
-from onnx2ncnn_opt.onnx.edit.selection import SELECTED, add_function, free_name, named_nodes, select_in_net
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.structure import OWN, ROWS, SELECTION
+from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION
 
 FORM = (
     "nms:OUTPUT or nms:BOXES,SCORES, and perhaps :conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N"
@@ -45,6 +45,7 @@ _VALUES = {
     "background": "yes|no",
     "layout": "rows|columns",
 }
+_FIRST_WITH_FUNCTIONS = 8  # of ONNX's formats
 _OLDEST = 11  # the first opset with GatherND, ScatterND and TopK of this form
 _COCO = {84: 80, 85: 80}  # columns of the most common models, and their classes
 
@@ -90,18 +91,13 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs; for `RAW_HEAD` see `raw_head`.
     """
     is_row, is_noise, is_raw = str(text).startswith(LAST_ROW), text == NOISE_INPUTS, text == RAW_HEAD
-    is_named = is_row or is_noise or is_raw or text == SELECTED
-    name, options = (text.removeprefix(LAST_ROW), {}) if is_named else _parsed(text)
+    name, options = (text.removeprefix(LAST_ROW), {}) if is_row or is_noise or is_raw else _parsed(text)
     # This checks that the file is a model, and safe to open. It has no inputs for noise yet, but `shapes` may.
     loaded = load_model(source, shapes=None if is_noise else shapes)
     is_path = isinstance(source, (str, os.PathLike))
     proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
     if is_noise:
         return _noise_inputs(proto)
-    if text == SELECTED:
-        if not select_in_net(proto):
-            raise UsageError("append 'nms': the rows of NonMaxSuppression do not fill a table of fixed size")
-        return Appended(bytes(proto.SerializeToString()), text, "NonMaxSuppression is in the net")
     if is_raw:
         proto, note = raw_head(proto)
         return Appended(bytes(proto.SerializeToString()), text, note)
@@ -269,9 +265,17 @@ def literal(text: str) -> Any:
 def _put(proto: onnx.ModelProto, outputs: Sequence[str], text: str, width: int) -> str:
     """Append the nodes of `text`, and replace the outputs; return the name of the new one, of `width` columns."""
     graph = proto.graph
-    result = free_name(graph, "detections")  # new values are "detections/..."
+    values = (*graph.input, *graph.output, *graph.initializer)
+    taken = (*(value.name for value in values), *(output for node in graph.node for output in node.output))
+    result = NamePool(name.partition("/")[0] for name in taken).take("detections")  # new values are "detections/..."
+    added = parser.parse_graph(text)
     names = {"boxes": outputs[0], "raw": outputs[-1], "detections": result}
-    added = named_nodes(text, names, result)
+    for node in added.node:
+        for side in (node.input, node.output):
+            side[:] = [names.setdefault(value, f"{result}/{value}") for value in side]
+        node.name = node.output[0]
+    for constant in added.initializer:
+        constant.name = names.setdefault(constant.name, f"{result}/{constant.name}")
     if width == 6:
         _fold_selection(proto, added, result)
     graph.node.extend(added.node)
@@ -291,7 +295,10 @@ def _fold_selection(proto: onnx.ModelProto, added: onnx.GraphProto, result: str)
     body = list(added.node[first:])
     read = {value for node in body for value in node.input} - {*names}
     constants = [helper.make_node("Constant", [], [x.name], value=x) for x in added.initializer if x.name in read]
-    add_function(proto, SELECTION, names, result, [*constants, *body])
+    opsets = [opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")]
+    proto.functions.append(helper.make_function(OWN, SELECTION, names, [result], [*constants, *body], opsets))
+    proto.opset_import.append(helper.make_opsetid(OWN, 1))
+    proto.ir_version = max(proto.ir_version, _FIRST_WITH_FUNCTIONS)
     del added.node[first:]
     added.node.append(helper.make_node(SELECTION, names, [result], result, domain=OWN))
 
@@ -299,13 +306,12 @@ def _fold_selection(proto: onnx.ModelProto, added: onnx.GraphProto, result: str)
 def selection_model(source: Path | bytes, names: Sequence[str]) -> bytes:
     """Return the selection of boxes from these candidates as a model; UsageError if the model has none."""
     proto = onnx.ModelProto.FromString(source if isinstance(source, bytes) else source.read_bytes())
-    calls = [node for node in proto.graph.node if node.op_type in (SELECTION, ROWS) and {*node.input} >= {*names}]
+    calls = [node for node in proto.graph.node if node.op_type == SELECTION and [*node.input[:2]] == [*names]]
     if not calls:
         raise UsageError(f"the manifest belongs to another model: nothing selects boxes from {', '.join(names)}")
-    [body], constants = [f for f in proto.functions if f.name == calls[0].op_type], calls[0].input[-3:]
-    rank = 3 if calls[0].op_type == SELECTION else 2
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name in names]
-    outputs = [helper.make_tensor_value_info(body.output[0], TensorProto.FLOAT, [None, None])]
+    [body], constants = [f for f in proto.functions if f.name == SELECTION], calls[0].input[2:]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in names]
+    outputs = [value for value in proto.graph.output if value.name in body.output]
     numbers = [tensor for tensor in proto.graph.initializer if tensor.name in constants]
     graph = helper.make_graph(body.node, "tail", inputs, outputs, numbers)
     return bytes(helper.make_model(graph, opset_imports=body.opset_import).SerializeToString())

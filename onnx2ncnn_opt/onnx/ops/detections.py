@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, GemmC
-from onnx2ncnn_opt.ir.detections import ALL, BY_RANK, OF_BOXES
+from onnx2ncnn_opt.ir.detections import ALL, OF_BOXES
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.view import View
@@ -13,16 +13,12 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.sort import sorted_row
-from onnx2ncnn_opt.onnx.read.structure import OWN, ROWS, SELECTION
+from onnx2ncnn_opt.onnx.read.structure import OWN, SELECTION
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor
+from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
-_FAR = 1e18  # from all boxes; ncnn multiplies it by the height of a box
 _COLUMNS = 2, 3, 4, 5, 1, 0  # of ncnn's rows: label (from 1), score, x1, y1, x2, y2
 
 
@@ -50,40 +46,3 @@ def select_boxes(im: ImportContext, boxes: Tensor, scores: Tensor, most: Ints, i
     # fp16 would round pixels and classes; boxes have 32 bits, and only a CPU takes an empty Mat.
     ordered = im.layer("Gemm", found, weights=weights, featmask=FP32 | Feature.NO_BF16_STORAGE, **params)
     return Tensor(ordered, View.of((symbol("?"), 6), [[0], [1]]), np.dtype(np.float32))
-
-
-@onnx_op(ROWS, domain=OWN, jumps=True)
-def select_rows(im: ImportContext, candidates: Tensor, most: Ints, iou: Array, conf: Array) -> Tensor:
-    """Two DetectionOutputs: one sorts boxes by score, and the other one selects from them by rank.
-
-    The score of a box is its rank then, so the index of each box that ncnn selects is known. Rows of zeros follow.
-    """
-    [width, count], [rows] = fixed(im, candidates.shape), most
-    values, indices = sorted_row(im, im.tensor(im.reshape(crop(im, candidates, 0, 4, 5), (count,))))
-    table = im.tensor(gather(im, candidates, indices, axis=1)).transpose((1, 0))
-    corners = im.layer("Padding", im.mat(crop(im, table, 1, 0, 4), [[0], [1]]), bottom=rows)
-    halves = [crop(im, im.wrap(corners, (count + rows, 4), [[0], [1]]), 1, at, at + 2) for at in (0, 2)]
-    low, high = (binary(im, code, *halves) for code in (BinaryOp.MIN, BinaryOp.MAX))
-    # ncnn divides 0 by 0 for two boxes without an area, so these have places of their own.
-    area = reduce(im, binary(im, BinaryOp.SUB, high, low), "ReduceProd", (1,), 1)
-    has_area = im.unary(area, "Threshold", threshold=0.0)
-    boxes = binary(im, BinaryOp.MUL, concat(im, low, high, axis=1), has_area)
-    ranks = np.arange(count + rows, 0, -1, dtype=np.float32)
-    apart = binary(
-        im, BinaryOp.MUL, Constant(np.array([[1, 0, 1, 0]], np.float32)), im.tensor(Constant(ranks[:, None]))
-    )
-    apart = binary(im, BinaryOp.ADD, apart, Constant(np.array([[0, -2 * _FAR, 1, -_FAR]], np.float32)))
-    apart = binary(im, BinaryOp.MUL, apart, im.apply(has_area, BinaryOp.RSUB, 1.0))
-    location = im.mat(im.tensor(binary(im, BinaryOp.ADD, boxes, apart)), [[0], [1]])
-    # Scores count down to 1. Boxes that fill the rows have 0, so their rank is the index of a row of zeros.
-    passes = im.unary(im.apply(values, BinaryOp.SUB, float(conf[0])), "Threshold", threshold=0.0)
-    order = binary(im, BinaryOp.MUL, passes, Constant(ranks[rows - 1 : -1]))
-    order = im.apply(order, BinaryOp.SUB, 1.0)
-    scores = im.layer("Padding", im.mat(order, [[], [0]]), top=1, right=rows)
-    params: dict[str, Any] = {"nms_threshold": float(iou[0]), "confidence_threshold": BY_RANK, **OF_BOXES}
-    found = im.layer("DetectionOutput", location, scores, location, nms_top_k=ALL, keep_top_k=rows, **params)
-    found = im.layer("Reshape", found, w=6, h=rows)  # there are always as many
-    score = im.reshape(crop(im, im.wrap(found, (rows, 6), [[0], [1]]), 1, 1, 2), (rows,))
-    chosen = as_indices(im, im.apply(score, BinaryOp.RSUB, float(count)))
-    filled = im.layer("Padding", im.mat(crop(im, table, 1, 5, width), [[0], [1]]), bottom=1)
-    return im.tensor(gather(im, im.wrap(filled, (count + 1, width - 5), [[0], [1]]), chosen, axis=0))

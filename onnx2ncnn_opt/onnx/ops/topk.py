@@ -15,8 +15,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.detections import LOWEST
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
+from onnx2ncnn_opt.ir.detections import LOWEST, SORT
 from onnx2ncnn_opt.ir.dim import Dim, axis_index, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
@@ -28,9 +28,9 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements, numbers_of
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elements, numbers_of
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
-from onnx2ncnn_opt.onnx.lower.functional.sort import boxes_at, first_boxes
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, SymbolicTensor, Tensor, Value, held_as_float
@@ -142,7 +142,7 @@ def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> 
     """
     rows, size = x.shape
     is_short = isinstance(size, int) and isinstance(rows, int) and rows * size**2 <= _FEW_COMPARISONS
-    boxes, compared = boxes_at(im, size, count), x
+    boxes, compared = _boxes(im, size, count), x
     if isinstance(rows, int) and rows <= _MOST_ROWS and (not is_short or (in_any_order and rows <= _FEW_ROWS)):
         _limit(im, x, size, _LARGEST_INDEX)
         _limit(im, x, rows * count**2, _MOST_COMPARISONS)
@@ -150,7 +150,7 @@ def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> 
         if is_scaled:  # a quarter of each number is exact, and leaves room for infinity above the others
             quarter = im.apply(x, BinaryOp.MUL, 1 / _SCALE)
             x = im.unary(quarter, "Clip", min=-1.5 / _SCALE * FLT_MAX, max=1.5 / _SCALE * FLT_MAX)
-        compared, indices = first_boxes(im, x, boxes, count, by_row=True)
+        compared, indices = _first_boxes(im, x, boxes, count, by_row=True)
         values = im.apply(compared, BinaryOp.MUL, _SCALE) if is_scaled else compared
         if in_any_order:
             return values, indices
@@ -162,8 +162,36 @@ def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> 
     for shape, cell in (((1, size), axis_index(0)), ((rows, 1), axis_index(1) * span)):
         offset = im.tensor(SymbolicTensor(np.array([[cell]], object), shape, np.dtype(np.float32)))
         order = binary(im, BinaryOp.SUB, order, offset) if shape != (1, 1) else order
-    _, indices = first_boxes(im, im.tensor(order), boxes, count, by_row=False)
+    _, indices = _first_boxes(im, im.tensor(order), boxes, count, by_row=False)
     return (im.tensor(gather_elements(im, x, indices, axis=1)) if compared is x else values), indices
+
+
+def _boxes(im: ImportContext, size: Dim, count: int) -> Blob:
+    """Return boxes that begin at 0, 1, 2, ..., and `count` times the last one again; none is empty."""
+    if isinstance(size, int):
+        index = np.minimum(np.arange(size + count, dtype=np.float32), size - 1)
+        return im.memory(np.stack([index, index, index + 1, index + 1], 1))
+    [text], others = im.size_expressions([(4, size)])
+    step = im.memory(np.array([[[1, 1, 2, 2]]], np.float32))
+    steps = im.layer("Interp", step, *others, resize_type=Interp.NEAREST, size_expr=text)
+    boxes = im.layer("BinaryOp", im.layer("CumulativeSum", steps, axis=1), op_type=BinaryOp.ADD, with_scalar=1, b=-1.0)
+    return im.layer("Padding", boxes, bottom=count, type=Padding.REPLICATE)
+
+
+def _first_boxes(im: ImportContext, x: Tensor, boxes: Blob, count: int, *, by_row: bool) -> tuple[Tensor, Tensor]:
+    """Return the scores and the indices of the boxes that DetectionOutput sorts by their scores.
+
+    It omits NaN, so `count` lower numbers with the last index follow each row: there are always `count` boxes.
+    """
+    rows = x.shape[0]
+    parts = rows if by_row and isinstance(rows, int) and rows > 1 else 0
+    # A row of scores of the background, and then those of a class in each row.
+    scores = im.layer("Padding", im.mat(x, [[0], *[()] * min(parts, 1), [1]]), top=1, right=count, value=LOWEST)
+    split = im.layers("Slice", scores, outputs=parts, slices=(1,) * parts, axis=0) if parts else (scores,)
+    found = [im.layer("DetectionOutput", boxes, each, boxes, nms_top_k=count, **SORT) for each in split]
+    columns = im.wrap(im.layer("Concat", *found, axis=0) if parts else found[0], (rows * count, 6), [[0], [1]])
+    numbers, indices = (im.reshape(crop(im, columns, 1, at, at + 1), (rows, count)) for at in (1, 2))
+    return im.tensor(numbers), as_indices(im, indices)
 
 
 def _limit(im: ImportContext, x: Tensor, amount: Dim, most: int) -> None:
