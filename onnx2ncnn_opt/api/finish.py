@@ -30,8 +30,7 @@ def finish(
 
     `encoding` is the format of the weights. Without it, `keeps_storage` gives 16 bits again to weights that passes
     computed only from 16-bit weights. `integers` are blobs that hold integers for the caller, `minimum` has the
-    least values of sizes that the net is right for. Raises UsageError for an
-    unknown device in `masks`.
+    least values of sizes that the net is right for. Raises UsageError for an unknown device in `masks`.
     """
     if not isinstance(masks, bool) and masks not in get_args(Device):
         raise UsageError(f"masks have to be True, False, {' or '.join(map(repr, get_args(Device)))}, not {masks!r:.80}")

@@ -201,8 +201,7 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
     BinaryOp.RDIV: lambda a, b: _quotient(b, a),
     BinaryOp.RPOW: lambda a, b: _power(b, a),
-    BinaryOp.ATAN2: lambda a, b: _bounded(-math.pi, math.pi)(union(a, b)),
-    BinaryOp.RATAN2: lambda a, b: _bounded(-math.pi, math.pi)(union(a, b)),
+    **dict.fromkeys((BinaryOp.ATAN2, BinaryOp.RATAN2), lambda a, b: _bounded(-math.pi, math.pi)(union(a, b))),
 }
 
 

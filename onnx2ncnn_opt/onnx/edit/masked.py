@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.onnx.edit.model import model_of
 from onnx2ncnn_opt.onnx.read.structure import attributes_of, before, quiet, strip
 
-_IR_VERSION = 10
 _Mask = tuple[onnx_ir.Value, int]  # a mask of x, and how many axes of x at the end it lacks: then it chooses rows
 _LAST = ([1], [-1])  # the axis of columns in rows of positions
 
@@ -25,7 +25,7 @@ def choose_by_masks(graph: onnx_ir.Graph, is_elementwise: Callable[[onnx_ir.Node
         from onnx_ir.passes.common import ShapeInferencePass  # slow to import, and few models need it
 
         with quiet():
-            ShapeInferencePass(strict_mode=False)(onnx_ir.Model(graph, ir_version=_IR_VERSION))
+            ShapeInferencePass(strict_mode=False)(model_of(graph))
     for node in scatters:
         data, positions, updates = node.inputs
         mask = _mask(positions, data)

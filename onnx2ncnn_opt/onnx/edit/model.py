@@ -48,9 +48,14 @@ def read_model(
     return model
 
 
+def model_of(graph: onnx_ir.Graph) -> onnx_ir.Model:
+    """Return a model of a graph alone."""
+    return onnx_ir.Model(graph, ir_version=_IR_VERSION)
+
+
 def to_bytes(model: onnx_ir.Model | onnx_ir.Graph) -> bytes:
     """Return the message of a model, or of a graph. Raises EncodeError, or ValueError, if it is too large."""
-    model = onnx_ir.Model(model, ir_version=_IR_VERSION) if isinstance(model, onnx_ir.Graph) else model
+    model = model_of(model) if isinstance(model, onnx_ir.Graph) else model
     with structure.quiet("onnx_ir.serde"):  # ONNX may infer a shape and no type
         return bytes(onnx_ir.to_proto(model).SerializeToString())
 

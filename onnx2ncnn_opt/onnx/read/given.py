@@ -31,12 +31,14 @@ def listed_sizes(sizes: Iterable[GivenSize]) -> str:
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
     """Return a size written in torch's notation: ``((h + 1)//2)``; None if it uses a name that is not in `sizes`."""
+    if text in sizes:
+        return sizes[text]
     values = dict(sizes)
-    for name in sorted(sizes, key=len, reverse=True):
-        if not name.isidentifier():  # dynamo calls a size ``32*H``
-            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", plain := f"size_{len(values)}_", text)
-            values[plain] = sizes[name]
-    return values[text] if text in values else _parsed(_tree(text), values)
+    for name in sorted((name for name in sizes if not name.isidentifier()), key=len, reverse=True):
+        # dynamo calls a size ``32*H``
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", plain := f"size_{len(values)}_", text)
+        values[plain] = sizes[name]
+    return _parsed(_tree(text), values)
 
 
 def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim | None:
