@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.client import METADATA, for_ultralytics, ultralytics_yaml
@@ -67,11 +67,13 @@ from onnx2ncnn_opt.runtime.latency import in_turns
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-from onnx2ncnn_opt.verification.model import ModelRuns, verify_net
 from onnx2ncnn_opt.verification.model_runs import any_feeds, first_sizes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.report import VerifyReport
 from onnx2ncnn_opt.version import __version__
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.model import ModelRuns
 
 NOT_RUN = "what custom operators compute is not known here"
 
@@ -219,16 +221,20 @@ class Conversion(NetResult[Files]):
         return lambda draw: by_blob(draw_inputs(self.model, sizes, draw=draw))
 
     def _verify(
-        self, files: Files, verification: Verification, worker: NcnnWorker | None, runs: Future[ModelRuns]
+        self, files: Files, verification: Verification, worker: NcnnWorker | None, runs: "Future[ModelRuns]"
     ) -> VerifyReport:
+        from onnx2ncnn_opt.verification.model import verify_net  # `inspect` and --no-verify do without it
+
         model, tail = runs.result(), None if self.tail is None else self.tail.data
         manifest = self.manifest()  # masks have changed the names of inner blobs if these are numbers
         model.manifest = manifest.before_boxes
         fixed: dict[str, Any] = {"manifest": manifest, "tail": tail, "worker": worker, "runs": model}
         return verify_net(model.source, files.param, files.bin, model.options, **fixed)
 
-    def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
+    def begin_runs(self, verification: Verification) -> "Future[ModelRuns]":
         """Start ONNX Runtime's runs of the model for `verify`, in a thread."""
+        from onnx2ncnn_opt.verification.model import ModelRuns
+
         how = replace(verification, outputs=verification.outputs or self.cut)
         return begin(ModelRuns, reference(self.source), how, self.manifest())
 

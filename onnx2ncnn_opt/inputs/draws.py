@@ -1,5 +1,7 @@
 """Random inputs for verification, in ranges that suit the model's operators."""
 
+from __future__ import annotations  # NumPy imports its random numbers at the first use
+
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Random pictures and sounds with the statistics of natural ones."""
 
+from __future__ import annotations  # NumPy imports its random numbers at the first use
+
 import math
 from collections.abc import Sequence
 from functools import lru_cache
