@@ -551,7 +551,7 @@ def _off(a: Array | Failure, b: Array | Failure, name: str, spread: Callable[[],
     if not regular.any() or a.dtype != np.float32:
         return 0.0
     error, largest = np.abs(a - b)[regular], max(float(np.abs(a[regular]).max()), 1e-20)
-    if error.max() >= SERIOUS * largest:
+    if error.max() > NO_EFFECT * largest:
         error = np.maximum(error - spread()[name].reshape(a.shape)[regular], 0.0)
     return float(error.max() / largest)
 

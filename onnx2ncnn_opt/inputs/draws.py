@@ -66,7 +66,8 @@ LARGEST_INPUT = 2**28  # elements; drawing them takes several times their memory
 
 LARGE = 8.0  # the scale at which rare branches act, such as a clip at 6 or a Softplus beyond 20
 _OUTLIER = 8.0  # the largest factor of outliers among large numbers
-_OUTLIERS_IN, _ZEROS_IN = 8, 16  # one number of 8 is an outlier, one of 16 is a zero
+_OUTLIERS_IN, _ZEROS_IN = (8, 2), 16  # one number of 8 is an outlier, of 2 for odd seeds; one of 16 is a zero
+_CLOSE, _CLOSE_IN = 0.02, 4  # one number of 4 differs by so much, relatively, from one of the first input
 _MAX_NUMBER = 80.0  # the exp of larger numbers is infinite, or counts as infinite in ncnn
 _CLOSE_SECOND = 0.95  # of the largest number in a row, so that a slightly wrong layer may choose it
 _MAX_SWEEPS = 60  # further runs whose indexes sweep a table
@@ -81,7 +82,7 @@ _FLAT_AXES = 1, 0, 1, 2, 3  # one for each seed
 
 # The kinds of inputs; docs/verdict.md has the faults that each finds and no other. A user's ranges are none of them.
 KINDS = {
-    "usual": "N(0, 1) in the domains of the model's functions; after the first also 0, -0 and ends of rows",
+    "usual": "N(0, 1) in the domains of the model's functions; after the first also 0, -0, ends of rows, equal inputs",
     "large": "eight times as large, with outliers: clips, saturation and other branches that seldom act",
     "flat": "different along one axis, and hardly along the others: means, norms, the order of axes",
     "data": "pictures and sounds as in use, else N(0, 1): the error in 16 bits",
@@ -190,8 +191,9 @@ def draw_inputs(
        are a part of a shuffled list of all entries, from number `swept` on.
     2. Arguments of functions with a bounded domain (Sqrt, Log, ...) are inside it, and divisors are not near 0. This
        does not hold for guarded inputs (compared or selected as well) of draws that are not plain.
-    3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0. Then rows end with zeros,
-       negative numbers, numbers slightly below the row's largest, or the largest.
+    3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0, and some nearly equal those of
+       another input. Then rows end with zeros, negative numbers, numbers slightly below the row's largest, or the
+       largest.
     4. 8-bit integers are mostly images, and fill their range. If `draw` is not plain, some are 0.
     5. Other integers and bools, and floats that become bools or hide scores, are masks of 0 and 1. Each row starts with
        1, 0: a row without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks
@@ -212,12 +214,25 @@ def draw_inputs(
     ]
     _, longest = max(steps, default=(False, 1))  # a dynamic dimension if there is one
     drawn: dict[str, Array] = {}
+    floats: dict[Uses, Array] = {}  # the first of each use
     for position, info in enumerate(model.inputs):
         # A state is no picture or sound.
         of_input, first = draw._replace(data=None) if info.name in fed_back else draw, swept.get(info.name, 0)
         of_uses, shape = uses[info.name], shapes[info.name]
-        drawn[info.name] = draw_array(dtype_of(info), of_uses, shape, of_input, position, first, longest)
+        array = draw_array(dtype_of(info), of_uses, shape, of_input, position, first, longest)
+        if array.dtype.kind == "f" and not (draw.plain or of_uses.is_mask or draw.flat is not None):
+            array = _close(array, floats.setdefault(of_uses, array), draw.seed)
+        drawn[info.name] = array
     return drawn
+
+
+def _close(array: Array, first: Array, seed: int) -> Array:
+    """Make some numbers of an input nearly equal to those of the first one, because comparisons decide there."""
+    if array is first:
+        return array
+    rng = np.random.default_rng(seed)
+    numbers = np.resize(first, array.shape) * (1 + _CLOSE * rng.standard_normal(array.shape))
+    return np.where(rng.random(array.shape) < 1 / _CLOSE_IN, numbers, array).astype(array.dtype)
 
 
 def states(model: LoadedModel) -> set[str]:
@@ -343,7 +358,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     if draw.plain:
         return array
     if draw.scale > 1:
-        array *= np.where(rng.random(shape) < 1 / _OUTLIERS_IN, rng.uniform(1, _OUTLIER, shape), 1.0)
+        array *= np.where(rng.random(shape) < 1 / _OUTLIERS_IN[draw.seed % 2], rng.uniform(1, _OUTLIER, shape), 1.0)
     array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
     array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
     if array.size > _SHORT:

@@ -12,7 +12,7 @@ inputs:
     small            none differs by 1 % or more
     SERIOUS          one does, or is NaN or infinite where it should not be
 
-Of a large difference only the part counts that rounding errors of the model at these inputs do not explain (see
+Of a difference only the part counts that rounding errors of the model at these inputs do not explain (see
 `verify.rounding`): with random weights, some inputs take a deep network to where its last bits decide everything.
 
 With `--bisect` each net is bisected in place of verified, and the layer that is named compared with the faulty one:

@@ -265,6 +265,17 @@ def test_large_numbers_in_large_inputs() -> None:
     assert above[-1, -1] > 30
     assert below[-1, -1] < -30
     assert np.exp(above.astype(np.float32)).max() < 2.4e38
+    assert np.mean(np.abs(above) > 20) < np.mean(np.abs(below) > 20)  # more outliers for odd seeds
+
+
+def test_some_numbers_of_two_inputs_are_nearly_equal() -> None:
+    model = loaded("(float[40, 1] a, float[1, 40] b) => (bool[40, 40] y) { y = Less(a, b) }")
+    shares = []
+    for draw in (Draw(3, plain=True), Draw(3), Draw(3, LARGE)):
+        a, b = draw_inputs(model, draw=draw).values()
+        shares.append(np.mean(np.abs(b.ravel() - a.ravel()) < 0.1 * np.abs(a.ravel())))
+    assert shares[0] < 0.1
+    assert min(shares[1:]) > 0.1
 
 
 def test_flat_inputs_differ_along_one_axis() -> None:
