@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from enum import IntEnum
 
 import numpy as np
 
@@ -11,23 +10,11 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.inputs.draws import LARGEST_INPUT, Draw, draw_array, draws, is_tiny, sweeps
 from onnx2ncnn_opt.inputs.input_uses import Uses
 from onnx2ncnn_opt.ir.attention import caches
-from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.codes import Direction
+from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array
-
-# Layers, and operations, that compare their inputs or select one of them.
-_SELECTING_LAYERS, _SELECTING_OPERATIONS = frozenset({"Clip", "Threshold"}), frozenset({"max", "min", "sign"})
-_OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
-_DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
-_BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
-_DOMAINS = {
-    **dict.fromkeys(("asin", "acos", "atanh"), _BELOW_ONE),
-    **dict.fromkeys(("log", "log10", "rsqrt"), _POSITIVE),
-    "acosh": (1.1, 4.0),
-    "sqrt": (0.0, 4.0),
-}
 
 # Nets up to these numbers of weights, input elements and layers run on more inputs. Verification against ONNX Runtime
 # has higher limits, because ncnn's plain kernels take ten times as long as others.
@@ -107,15 +94,10 @@ def _example(blob: Blob) -> str:
 
 
 def _uses(blob: Blob) -> Uses:
-    """Return the uses of an input's values in the net, also after layers that only move them."""
-    uses = [(copy, layer, _operation(layer)) for copy in reached([blob], _copies) for layer in copy.users]
-    domains = [_DOMAINS[operation] for _, _, operation in uses if operation in _DOMAINS]
-    return Uses(
-        table=min((int(layer["input_dim"]) for _, layer, _ in uses if layer.type == "Embed"), default=None),
-        domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
-        divides=any(op in _DIVISORS and copy in layer.inputs[_DIVISORS[op] :][:1] for copy, layer, op in uses),
-        is_guarded=any(layer.type in _SELECTING_LAYERS or op in _SELECTING_OPERATIONS for _, layer, op in uses),
-    )
+    """Return the uses of an input's values in the net: the table that they index, also after layers that move them."""
+    users = (layer for copy in reached([blob], _copies) for layer in copy.users)
+    table = min((int(layer["input_dim"]) for layer in users if layer.type == "Embed"), default=None)
+    return Uses(table, domain=None, divides=False, is_guarded=False)
 
 
 def _copies(blob: Blob) -> Iterator[Blob]:
@@ -124,10 +106,3 @@ def _copies(blob: Blob) -> Iterator[Blob]:
         is_idle = layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
         if is_idle or layer.has(Trait.MOVES):
             yield from layer.outputs
-
-
-def _operation(layer: Layer) -> str:
-    """Return ncnn's name for the operation of a unary or binary layer; empty for other layers."""
-    if layer.type not in _OPERATIONS:
-        return "log" if layer.type == "Log" else ""
-    return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
