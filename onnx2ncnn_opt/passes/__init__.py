@@ -46,6 +46,7 @@ _ORDER = (
     "move_crop_before_concat",
     "fuse_crop_crop",
     "fuse_convolution_crop",
+    "move_sum_before_concat",
     "fuse_memorydata_binaryop",
     "fuse_binaryop_binaryop",
     "fuse_reduction_mul",

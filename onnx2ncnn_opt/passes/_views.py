@@ -115,17 +115,19 @@ def viewed(shape: Shape, steps: Steps) -> View | None:
 @lru_cache(maxsize=4096)
 def shortest(shape: Shape, steps: Steps) -> Steps | None:
     """Return the fewest steps with the same effect, one for two Reshapes; None if unknown or not writable as layers."""
-    fewest: Steps
+    fewest = equivalent(shape, steps)
+    regroups = [step for step in fewest or () if isinstance(step, Regroup)]
+    is_writable = all(sum(isinstance(size, Sym) for size in step.dims) <= 1 for step in regroups)
+    return fewest if is_writable else None
+
+
+def equivalent(shape: Shape, steps: Steps) -> Steps | None:
+    """Return the fewest steps with the same effect, which may have no layers (see `shortest`); None if unknown."""
     if all(isinstance(step, Regroup) for step in steps):
         # Only the last one counts, even if the view algebra cannot split the axes between.
-        fewest = steps[-1:] if steps and _dims(steps[-1]) != shape else ()
-    else:
-        view = viewed(shape, steps)
-        if view is None:
-            return None
-        fewest = tuple(plan(view, view.axes))
-    dynamic = (sum(isinstance(size, Sym) for size in step.dims) for step in fewest if isinstance(step, Regroup))
-    return fewest if max(dynamic, default=0) <= 1 else None
+        return steps[-1:] if steps and _dims(steps[-1]) != shape else ()
+    view = viewed(shape, steps)
+    return None if view is None else tuple(plan(view, view.axes))
 
 
 def in_layout(data: Array, steps: Steps) -> Array:

@@ -19,6 +19,7 @@ from onnx2ncnn_opt.passes._views import (
     chain_below,
     cost,
     end_of,
+    equivalent,
     in_layout,
     inverse,
     is_plain,
@@ -263,7 +264,7 @@ def _layouts(shape: Shape, edges: Sequence[_Edge]) -> list[_Layout]:
     """Return the layouts on the edges of a region of this shape."""
     chains = [edge.outwards for edge in edges]
     starts = (chain[:length] for chain in chains for length in range(1, len(chain) + 1))
-    different = dict.fromkeys(shortest(shape, steps) for steps in starts)
+    different = dict.fromkeys(equivalent(shape, steps) for steps in starts)
     return [_Layout(shape, steps) for steps in different if steps and is_plain(steps)]
 
 
