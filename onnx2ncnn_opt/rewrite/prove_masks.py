@@ -294,6 +294,11 @@ def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, s
         return blob
     if producer.type in ("Dropout", "DeepCopy") and producer["featmask"] == Feature.NO_VULKAN:
         return blob
+    before = producer.inputs[0].producer
+    mask = before["featmask"] if before is not None else Feature(0)
+    if producer.has(Trait.VIEW) and mask & Feature.NO_FP16_STORAGE and not producer["featmask"]:
+        producer.params["featmask"] = mask  # it moves numbers of 32 bits, so that they need no cast
+        return blob
     if (blob, kind) not in entries:
         name = f"{blob.name}_fp32"
         params = {"featmask": int(Feature.NO_VULKAN)}

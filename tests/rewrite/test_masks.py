@@ -32,6 +32,17 @@ def test_a_layer_without_fp16_storage_gets_its_inputs_in_32_bits() -> None:
     assert len(graph) == 5
 
 
+def test_a_view_between_two_layers_in_32_bits_is_no_cast() -> None:
+    graph = net("Input x 0 1 x 0=8", "ReLU r 1 1 x a", "Reshape v 1 1 a b 0=4 1=2", "UnaryOp s 1 1 b y 0=4")
+    put_masks(graph, [(layer(graph, name), FP32) for name in "rs"])
+    assert lines_of(graph) == [
+        "Input x 0 1 x 0=8",
+        "ReLU r 1 1 x a 31=19",
+        "Reshape v 1 1 a b 0=4 1=2 31=19",
+        "UnaryOp s 1 1 b y 0=4 31=19",
+    ]
+
+
 def test_splits_of_32_bits_keep_them_and_inputs_have_them() -> None:
     graph = net("Input x 0 1 x 0=8", "Split f 1 2 x x0 x1", "UnaryOp s 1 1 x0 b 0=4", "BinaryOp y 2 1 b x1 y 0=0")
     put_masks(graph, [(layer(graph, "s"), FP32)])
