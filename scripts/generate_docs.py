@@ -129,7 +129,7 @@ def verdict_page() -> str:
     )
 
 
-_VERDICT = """`verify MODEL NET.param NET.bin -v` prints for each output the rule that decided, the error, the error
+_VERDICT = """`verify MODEL NET.param -v` prints for each output the rule that decided, the error, the error
 that the rule allows, and the inputs with the largest error:
 
     output: out0  ok  rule rounding  max error 4.17e-07  relative error 7.65e-07  allowed 3.05e-05  at seed 2, usual

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find the first wrong layer.")
 @click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
-@click.argument("param", type=option.EXISTING_FILE, metavar="[NET.param", required=False)
-@click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin]", required=False)
+@click.argument("param", type=option.EXISTING_FILE, metavar="[NET.param]", required=False)
+@option.bin_argument
 @click.option("--passes", is_flag=True, help="Convert MODEL, and find the rewrite that breaks it; takes no net.")
 @option.manifest_option
 @option.skip_option("With --passes: leave a pass out; may be given several times.")
@@ -54,7 +54,7 @@ def bisect(
     if passes and (param or manifest_path or write):
         raise click.UsageError("--passes converts MODEL itself: give no net, --manifest or --write with it")
     if not passes and (param is None or bin is None or skip):
-        raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
+        raise click.UsageError("give MODEL NET.param, or --passes MODEL, which --skip goes with")
     require_runtimes(verification.on, "onnxruntime")
     from onnx2ncnn_opt.runtime.ort import SHARED
 

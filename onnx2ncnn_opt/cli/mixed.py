@@ -11,6 +11,7 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
+    bin_argument,
     budget_option,
     given_options,
     manifest_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Find the cheapest masks for fp16.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
-@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
+@bin_argument
 @click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
 @budget_option
 @manifest_option

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+def _weights(ctx: click.Context, _: click.Parameter, file: Path | None) -> Path | None:
+    """Return the file of a net's weights, which is next to the net by default; None without a net."""
+    from onnx2ncnn_opt.param.files import bin_beside
+
+    net = ctx.params.get("param")
+    if file is None and net is not None and not (file := bin_beside(net)).is_file():
+        raise click.BadParameter(f"'{file}' is not next to '{net}': give the file of its weights", param_hint="NET.bin")
+    return file
+
+
+bin_argument = click.argument("bin", type=EXISTING_FILE, metavar="[NET.bin]", required=False, callback=_weights)
+
+
 def _by_name(pattern: str, convert: Callable[[str], Any], what: str, form: str) -> Callable[..., dict[str, Any]]:
     """Return a callback that makes a dict of an option's texts: `pattern` matches a name and a value.
 

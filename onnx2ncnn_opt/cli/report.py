@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
+from onnx2ncnn_opt.cli.options import (
+    EXISTING_FILE,
+    bin_argument,
+    given_options,
+    manifest_option,
+    run_options,
+    verification_option,
+)
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.summary import failure, report_blocks, report_fields, require_runtimes
 from onnx2ncnn_opt.cli.targets import check_targets, written
@@ -19,8 +26,8 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Write a page about a net.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
-@click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
-@click.argument("bin", type=EXISTING_FILE, metavar="[NET.bin]]", required=False)
+@click.argument("param", type=EXISTING_FILE, metavar="[NET.param]", required=False)
+@bin_argument
 @click.option(
     "-o", "path", type=click.Path(path_type=Path), metavar="FILE.html", required=True, help="The file to write."
 )

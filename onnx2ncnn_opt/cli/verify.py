@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(cls=Grouped, short_help="Compare any net with its model.")
 @click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=option.EXISTING_FILE, metavar="NET.param")
-@click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin")
+@option.bin_argument
 @option.manifest_option
 @option.given_options
 @option.draw_options

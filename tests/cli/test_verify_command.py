@@ -88,7 +88,7 @@ def test_inputs_and_shapes(tmp_path: Path) -> None:
 def test_no_other_sizes_than_those_of_given_inputs(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, n] x) => (float[1, n] y) { y = Relu(x) }")
     np.savez(tmp_path / "in.npz", x=np.ones((1, 7), np.float32))
-    for args in (("convert",), ("verify", "model.ncnn.param", "model.ncnn.bin")):
+    for args in (("convert",), ("verify", "model.ncnn.param")):  # its weights are next to it
         ended = run(tmp_path, args[0], "model.onnx", *args[1:], "--inputs", "in.npz")
         assert "\nverified with: x [1, 7]\n" in ended.out
 
@@ -97,7 +97,7 @@ def test_no_other_sizes_than_those_of_given_inputs(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (("model.onnx", "net.param", "gone.bin"), "'gone.bin' does not exist"),
-        (("model.onnx", "net.param"), "Missing argument 'NET.bin'"),
+        (("model.onnx", "other.param"), "'other.bin' is not next to 'other.param'"),
         (("model.onnx", "net.param", "net.bin", "--manifest", "model.onnx"), "model.onnx: not a manifest"),
         (("model.onnx", "net.param", "net.bin", "--manifest", "other.json"), "the manifest belongs to another model"),
     ],
@@ -108,6 +108,7 @@ def test_wrong_usage(tmp_path: Path, args: tuple[str, ...], message: str) -> Non
     write_model(tmp_path, SMALL.replace("] x)", "] input)").replace("Conv(x", "Conv(input"), "other.onnx")
     assert run(tmp_path, "convert", "other.onnx", "--no-verify").code == 0
     (tmp_path / "other.ncnn.json").rename(tmp_path / "other.json")
+    (tmp_path / "other.ncnn.param").rename(tmp_path / "other.param")
     assert message in refused(tmp_path, "verify", *args)
 
 
