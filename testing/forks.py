@@ -28,7 +28,6 @@ _PYTHON = sys.executable  # which tests exchange
 _MESSAGE = 1 << 16
 # What runtime/ sets for its workers: libraries read these variables when they are loaded.
 _OF_WORKERS = {
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "OPENBLAS_NUM_THREADS": "1",
 }

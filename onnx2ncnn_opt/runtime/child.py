@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import PIPE, Popen, TimeoutExpired
+from subprocess import Popen, TimeoutExpired
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.deadline import Deadline
 from onnx2ncnn_opt.runtime.ending import describe_exit, is_windows_crash, stop
+from onnx2ncnn_opt.runtime.forks import OWN_STREAMS, fork, forked
 
 # Reads the files of a program from stdin, and runs them as one. It ignores modules in the current folder.
 _BOOTSTRAP = (
@@ -32,9 +33,6 @@ _BOOTSTRAP = (
 )
 _COMMON = Path(__file__).with_name("_worker.py")
 _END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
-
-# With pages of 4 kB, allocating the memory for a large model's weights takes longer than reading them.
-_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _MAX_MESSAGE = 2000
 _MAX_KEPT = 1 << 20
 # A login may print lines before the worker does.
@@ -104,9 +102,8 @@ class Child:
     def _start(
         self, command: Sequence[str], programs: Sequence[Path], config: Mapping[str, Any], seconds: float
     ) -> None:
-        environment = {**_LARGE_PAGES, **os.environ}
-        try:  # a new session: a signal reaches all its processes, and an interrupt of the caller reaches none
-            self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True)
+        try:
+            self.process: Popen[bytes] = forked(command) or Popen(command, **OWN_STREAMS)
         except OSError as error:
             raise Ended(f"cannot be started: {error}") from error
         assert self.process.stdin is not None
@@ -295,6 +292,7 @@ class Worker(ABC):
 
     def warm_up(self) -> None:
         """Start the process while the caller continues; `start` raises the UsageError if that fails."""
+        fork(_BOOTSTRAP)
         begin(self.start)
 
 

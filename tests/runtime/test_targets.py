@@ -115,6 +115,34 @@ def test_a_remote_worker_ends_with_its_caller(tmp_path: Path) -> None:
     assert soon(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
 
 
+FORKING = """
+import os
+from pathlib import Path
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.runtime.ort import SHARED
+workers = SHARED, NcnnWorker()
+for worker in workers:
+    worker.warm_up()
+for worker in workers:
+    process = worker.start().process.pid
+    assert Path(f"/proc/{process}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
+    print(process, flush=True)
+os._exit(9)  # as if it was killed
+"""
+
+
+def test_the_workers_of_a_command_are_forks(tmp_path: Path) -> None:
+    """They take no module from the current folder, and end with the command."""
+    (tmp_path / "main.py").write_text(FORKING)
+    (tmp_path / "ncnn.py").write_text("import a_module_that_nobody_has")
+    command = [sys.executable, "-m", "main"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (9, "")
+    processes = done.stdout.split()
+    assert len(processes) == 2
+    assert soon(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
