@@ -351,7 +351,6 @@ class TestStructure:
             (lambda m: setattr(m.graph.sparse_initializer.add().values, "name", "thin"), "'thin' is sparse"),
             (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "2 initializers called 'w'"),
             (lambda m: m.graph.input.append(m.graph.input[0]), "2 inputs called 'x'"),
-            (lambda m: m.graph.output.append(m.graph.output[0]), "2 outputs called 'y'"),
             (lambda m: setattr(m.graph.initializer[0], "name", ""), "an initializer without a name"),
             (lambda m: m.graph.node[3].attribute.append(m.graph.node[3].attribute[0]), "2 attributes called 'value'"),
             (lambda m: m.graph.ClearField("output"), "no outputs"),
@@ -366,6 +365,14 @@ class TestStructure:
         change(model)
         with pytest.raises(ModelError, match=message):
             load_model(model)
+
+    def test_an_output_that_is_repeated(self) -> None:
+        """As TorchScript writes it for a tensor that a model returns twice."""
+        model = parse(SMALL)
+        model.graph.output.append(model.graph.output[0])
+        own = onnx_ir.from_proto(model)
+        assert [[output.name for output in load_model(each).outputs] for each in (model, own)] == [["y"], ["y"]]
+        assert len(own.graph.outputs) == 2
 
     def test_an_import_that_is_repeated(self) -> None:
         """As `onnx.utils.extract_model` has written it."""

@@ -229,7 +229,8 @@ class _TailCandidates:
         nodes = []
         for node in sorted(needed, key=self.order.__getitem__):
             # A node without a reason of its own computes a lost output, or reads a lost input.
-            names = (label(node), *(value.name or "" for value in (*node.outputs, *node.inputs) if value))
+            values = (*node.outputs, *node.inputs)
+            names = (*map(label, nodes_of(node)), *(value.name or "" for value in values if value))
             reason = next(known[name] for name in names if name in known)
             nodes.append(Unsupported(label(node), node.op_type, reason))
         return lines_by_reason(nodes)

@@ -334,10 +334,10 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
         first: Dim = indices.start if indices else 0
         count: Dim = len(indices)
     else:
-        bounds = slice_ends(size, start, end) if step == 1 else None
-        if bounds is None:
+        bounds = slice_ends(size, start, end) if step > 0 else None
+        if bounds is None or (step > 1 and x.cells.shape[axis] > 1):
             raise UnknownValue
-        first, count = bounds[0], larger(bounds[1] - bounds[0], 0)
+        first, count = bounds[0], (larger(bounds[1] - bounds[0], 0) + step - 1) // step
     if x.cells.shape[axis] == 1:
         from_last = x.rank - 1 - axis
         cells = replaced(x.cells, {from_last: axis_index(from_last) * step + first if count != 1 else first})

@@ -1,7 +1,7 @@
 """If, Loop and Scan: the chosen branch of a known condition, and unrolled loops of a known trip count.
 
-If the condition is computed, layers compute both branches of an If and choose. An If without weights is refused: it can
-move to the tail, which runs one branch only.
+If the condition is computed, layers compute both branches of an If and choose. An If whose branches give other shapes
+is refused: it can move to the tail.
 
 Their subgraphs are imported in place of the node, once for each iteration. A loop's condition has to be known at each
 iteration: constant, or computed from constants, sizes and the iteration's number.
@@ -19,15 +19,11 @@ from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, NodeItems, Operand, SymbolicTensor, Tensor, Value
 
-# Operators with weights, which tails lack.
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
-
 
 @onnx_op("If", integers=True)
 def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
-    """Take the branch of a known condition; if a branch has weights, compute both and choose."""
-    is_weighted = any(node.op_type in _WEIGHTED for branch in (then_branch, else_branch) for node in branch.all_nodes())
-    if isinstance(cond, Tensor) and is_weighted and not im.value_hint(0):
+    """Take the branch of a known condition; compute both and choose if the condition is computed."""
+    if isinstance(cond, Tensor) and not im.value_hint(0):
         pairs = zip(im.inlined(then_branch), im.inlined(else_branch), strict=True)
         return tuple(_chosen(im, im.reshape(cond, ()), *pair) for pair in pairs)
     return im.inlined(then_branch if _holds(im, cond, 0) else else_branch)

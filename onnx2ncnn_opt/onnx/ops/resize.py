@@ -244,8 +244,8 @@ def _interp(im: ImportContext, changed: list[Axis], sampling: Sampling) -> dict[
     aligned, half = sampling.coordinates == "align_corners", sampling.coordinates == "pytorch_half_pixel"
     if not (aligned or half or sampling.coordinates == "half_pixel"):
         return None
-    if not all(_leads_to_size(a) for a in changed):
-        return None  # ONNX's scale is not exactly the ratio of the sizes
+    if not (aligned or all(_leads_to_size(a) for a in changed)):
+        return None  # ONNX's scale is not exactly the ratio of the sizes, which aligned corners do not use
     shrinking = [a for a in changed if aligned or (half and not at_least(a.out - a.size, 0))]
     if not all(im.try_demand(a.out, 2) for a in shrinking):
         return None

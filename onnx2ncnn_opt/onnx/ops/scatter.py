@@ -56,6 +56,10 @@ def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Operan
     if 0 in indices.shape:
         return data
     if isinstance(indices, SymbolicTensor):
+        phases, shape = _phases(indices, data.shape)
+        if shape != data.shape:
+            new = scatter_nd(im, im.reshape(data, shape), phases, updates, reduction=reduction)
+            return im.reshape(new, data.shape)
         placed = _scatter_beside(im, data, indices, updates, reduction)
         if placed is not None:
             return placed
@@ -64,6 +68,26 @@ def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Operan
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
     return _scatter_rows(im, data, flat_indices(im, indices, data.shape[:depth], 0), updates, depth, reduction)
+
+
+def _phases(indices: SymbolicTensor, shape: Shape) -> tuple[SymbolicTensor, Shape]:
+    """Return indices and a shape in which the step of every step-th index, as of ``x[::2] = y``, is an axis."""
+    cells = indices.cells
+    for k, size in enumerate(indices.shape[:-1]):
+        listed = or_none(progression, cells, k, 0) if cells.shape[k] == size else None
+        cells = cells if listed is None else listed
+    columns, sizes = [], []
+    for column, size in zip(np.moveaxis(cells, -1, 0), shape, strict=False):
+        run = run_of(column.flat[0], indices.rank, any_step=True) if column.size == 1 else None
+        count = indices.shape[run.axis] if run and run.axis is not None else 0
+        is_phase = run and isinstance(run.step, int) and run.step > 1 and run.start in range(run.step)
+        if run and is_phase and count * run.step == size:
+            columns += [(column - run.start) // run.step, np.full_like(column, run.start)]
+            sizes += [count, run.step]
+        else:
+            columns, sizes = [*columns, column], [*sizes, size]
+    places = (*indices.shape[:-1], len(columns))
+    return replace(indices, cells=np.stack(columns, -1), shape=places), (*sizes, *shape[cells.shape[-1] :])
 
 
 def _scatter_beside(
@@ -140,8 +164,8 @@ def scatter_elements(
     rows = None if isinstance(indices, Tensor) else _rows_of(indices, axis)
     if rows is not None and updates.shape == indices.shape == (*data.shape[:axis], len(rows), *data.shape[axis + 1 :]):
         size, first = data.shape[axis], int(rows[0])  # as of x[:, 2] = y
-        if isinstance(size, Sym) and reduction == "none" and (np.diff(rows) == 1).all():
-            return _joined(im, data, updates, axis, size + first if first < 0 else first)
+        if isinstance(size, Sym) and reduction == "none" and first < 0 and (np.diff(rows) == 1).all():
+            return _joined(im, data, updates, axis, size + first)
         order = [axis, *(a for a in range(data.rank) if a != axis)]
         moved, new = data.transpose(order), updates.transpose(order)
         return _scatter(im, moved, rows[None], new, data.rank - 1, reduction).transpose(inverted(order))
@@ -204,6 +228,8 @@ def _scatter(
     im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
     """Return the data after ``data[targets] = updates`` over all axes except the last `rest`, or after a reduction."""
+    if len(targets) == 1 and isinstance(data.shape[0], Sym) and reduction == "none" and targets.min(initial=0) >= 0:
+        return _place_along(im, data, updates, targets.reshape(-1), 0)
     sizes = fixed(im, data.shape[: data.rank - rest])
     rows = [from_front(im, index, size).reshape(-1) for index, size in zip(targets, sizes, strict=True)]
     inner = data.shape[data.rank - rest :]
@@ -336,7 +362,13 @@ def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axi
 
 def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, axis: int) -> Value:
     """Replace `rows` of an axis by the rows of `updates`: Concat of runs of old and new rows."""
-    size = _size(im, data, axis)
+    whole = data.shape[axis]
+    size = int(rows.max()) + 1 if isinstance(whole, Sym) else whole
+    steps = {*np.diff(rows).tolist()}
+    if len(steps) == 1 and 0 <= rows[0] < (step := steps.pop()) and step * rows.size == size and step > 1:
+        phases = im.reshape(data, (*data.shape[:axis], rows.size, step, *data.shape[axis + 1 :]))
+        new = im.reshape(updates, (*updates.shape[: axis + 1], 1, *updates.shape[axis + 1 :]))
+        return im.reshape(_place_along(im, phases, new, rows[:1], axis + 1), data.shape)
     source = np.arange(size)
     source[rows] = size + np.arange(rows.size)  # the last of several updates of an element counts
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
@@ -344,6 +376,9 @@ def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, ax
         reason = f"its constant indices cut the operand into more than {_MOST_PIECES} pieces"
         raise im.refuse(reason, "scatter fewer runs of elements")
     parts = [_rows(im, data, run, axis) if run[0] < size else _rows(im, updates, run - size, axis) for run in runs]
+    if size != whole:
+        im.demand(whole, size + 1)  # no blob is empty
+        parts.append(crop(im, im.tensor(data), axis, size, whole))
     return concat(im, *parts, axis=axis)
 
 

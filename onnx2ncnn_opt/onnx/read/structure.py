@@ -87,7 +87,7 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
     for kind, items in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
         if not all(item.name for item in items):
             raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
-        for name, count in _repeated(item.name for item in items):
+        for name, count in _repeated(item.name for item in items) if kind != "output" else ():
             raise ModelError(f"graph '{graph.name}' has {count} {kind}s called '{name}'")
     for tensor in graph.initializer:
         _check_external(tensor, f"tensor '{tensor.name}'")
@@ -183,7 +183,7 @@ def check_structure(model: onnx_ir.Model) -> None:
 
 def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -> None:
     scope = [*outer, graph]
-    _check_names(graph, where, is_outermost=not outer)
+    _check_names(graph, where)
     for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
             if attribute.is_ref() and attribute.type in _GRAPHS:
@@ -203,15 +203,13 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
         raise ModelError(f"{where} has a cycle: {_cycle(graph)}") from None
 
 
-def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> None:
+def _check_names(graph: onnx_ir.Graph, where: str) -> None:
     made = [value for node in graph for value in node.outputs]
     values = dict.fromkeys([*graph.inputs, *graph.initializers.values(), *made])
     for twice, _ in _repeated(value.name for value in values if value.name):
         raise ModelError(f"{where} defines '{twice}' twice")
     if not all(value.name for value in (*graph.inputs, *graph.outputs)):
         raise ModelError(f"{where} has an input or output without a name")
-    for name, count in _repeated(value.name for value in graph.outputs) if is_outermost else ():
-        raise ModelError(f"{where} has {count} outputs called '{name}'")
 
 
 def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
@@ -331,7 +329,7 @@ def _lift(node: onnx_ir.Node) -> bool:
 
 def strip(graph: onnx_ir.Graph) -> None:
     """Remove nodes and initializers that no output depends on; an input with an initializer becomes a constant."""
-    outputs = set(graph.outputs)
+    graph.outputs[:] = outputs = dict.fromkeys(graph.outputs)  # TorchScript repeats one that a model returns twice
     for node in reversed(graph):
         if not any(value in outputs or value.uses() for value in node.outputs):
             for inner in nodes_of(node):  # nodes in its subgraphs would still be users

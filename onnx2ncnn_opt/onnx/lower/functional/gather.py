@@ -337,10 +337,11 @@ def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
 
 
 class Consecutive(NamedTuple):
-    """Indices `start`, `start` + 1, ... along an axis of the index tensor; without an axis, `start` everywhere."""
+    """Indices `start`, `start` + `step`, ... along an axis of the index tensor; without an axis, `start` everywhere."""
 
     start: Dim
     axis: int | None
+    step: Dim = 1
 
 
 def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
@@ -391,7 +392,7 @@ def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
     return data, cell
 
 
-def run_of(cell: object, rank: int) -> Consecutive | None:
+def run_of(cell: object, rank: int, *, any_step: bool = False) -> Consecutive | None:
     """Return the run of indices in a cell of a symbolic tensor of this rank; None if they are no run."""
     if not isinstance(cell, Sym):
         return Consecutive(int(cell), None)  # type: ignore[call-overload]
@@ -399,9 +400,10 @@ def run_of(cell: object, rank: int) -> Consecutive | None:
     if not indices:
         return Consecutive(cell, None)
     start = cell.subs(dict.fromkeys(indices, 0))
-    if len(indices) > 1 or cell - start != symbol(indices[0]):
+    step = cell.subs({indices[0]: 1}) - start if any_step else 1
+    if len(indices) > 1 or cell - start != symbol(indices[0]) * step:
         return None
-    return Consecutive(start, rank - 1 - int(indices[0][1:]))
+    return Consecutive(start, rank - 1 - int(indices[0][1:]), step)
 
 
 def _index_names(cell: object) -> list[str]:
