@@ -124,13 +124,15 @@ def _uses_of_sums(
 
 
 def _are_lengths(value: onnx_ir.Value, model: LoadedModel) -> bool:
-    """Return True if numbers computed from a value are compared with 0, 1, 2, ..., or index a dynamic axis."""
+    """Return True if numbers computed from a value are compared with 0, 1, ..., index a dynamic axis, or end steps."""
     results = reached(
         [value], lambda item: (out for node, _ in item.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
     )
     for result in results:
         for node, index in result.uses():
             if node.op_type in _COMPARISONS and any(map(_are_positions, filter(None, node.inputs))):
+                return True
+            if node.op_type in ("GRU", "LSTM", "RNN") and index == 4:
                 return True
             if result is not value and _size_of_table(node, index, model) == 1:
                 return True

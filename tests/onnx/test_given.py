@@ -50,6 +50,17 @@ def test_inferred_sizes(inputs: str, shapes: dict[str, list[Any]], bound: dict[s
     assert shapes_of(inputs, shapes) == bound
 
 
+@pytest.mark.parametrize("shapes", [{}, {"x": [8]}, {"y": [4]}])
+def test_a_multiple_of_another_size(shapes: dict[str, list[int]]) -> None:
+    """As torch writes ``2 * Dim("h")``; if no size is called n, ``2*n`` is only a name."""
+    model = parsed("(float[a] x, float[h] y, float[b] z) => (float o) { p = Concat<axis = 0>(x, y) o = Mul(p, z) }")
+    for value, name in zip(model.graph.input, ("2*h", "h", "2*n"), strict=True):
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    x, y, z = (info.shape[0] for info in load_model(model, shapes=shapes).inputs)
+    assert [str(x), str(y), str(z)] == (["8", "4", "2*n"] if shapes else ["2*h", "h", "2*n"])
+    assert x == 2 * y
+
+
 DYNAMIC = "float[N,3,H,W] x, float[N,7] ids"
 
 

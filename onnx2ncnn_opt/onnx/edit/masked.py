@@ -3,10 +3,11 @@
 Exporters write the positions of the elements, how many they are, the number as often or a function of the elements that
 GatherND takes there, and a scatter. TorchScript's exporter writes no types of values whose sizes are dynamic, and cuts
 the new elements to the number of the positions. ``x[torch.where(mask)]`` takes the positions apart, and joins their
-columns again.
+columns again. `x.masked_scatter(mask, y)` takes the first elements of y, as many as there are positions.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir
@@ -32,6 +33,10 @@ def choose_by_masks(graph: onnx_ir.Graph, is_elementwise: Callable[[onnx_ir.Node
         if mask is None or attributes_of(node).get("reduction", "none") != "none":
             continue
         new = _for_all(_uncut(updates), mask, node, is_elementwise)
+        cut = _made(updates, "Slice")
+        row = _made(cut.inputs[0], "Reshape") if cut and _numbers(cut)[0] == 0 else None
+        if new is None and data and row and _numbers(row) == [-1] and mask[1] == 0:
+            new = _in_order(graph, node, mask[0], data, row.outputs[0])
         if new is not None:
             node.op_type = "Where"
             node.attributes.clear()
@@ -69,6 +74,31 @@ def _for_all(
     copy.outputs[0].name = f"{value.name}_for_{scatter.outputs[0].name}"
     scatter.prepend(copy)
     return copy.outputs[0]
+
+
+def _in_order(
+    graph: onnx_ir.Graph, scatter: onnx_ir.Node, mask: onnx_ir.Value, x: onnx_ir.Value, row: onnx_ir.Value
+) -> onnx_ir.Value:
+    """Return for each element of x that a mask chooses the next one of a row, as torch's masked_scatter."""
+    names = (f"{scatter.outputs[0].name}_of_mask_{number}" for number in itertools.count())
+
+    def made(kind: str, *operands: onnx_ir.Value | Sequence[int] | int, **attributes: int) -> onnx_ir.Value:
+        node = onnx_ir.node(kind, [x if isinstance(x, onnx_ir.Value) else constant(x) for x in operands], attributes)
+        node.outputs[0].name = next(names)
+        scatter.prepend(node)
+        return node.outputs[0]
+
+    def constant(numbers: Sequence[int] | int) -> onnx_ir.Value:
+        value = onnx_ir.val(next(names), const_value=onnx_ir.tensor(np.array(numbers, np.int64)))
+        graph.register_initializer(value)
+        return value
+
+    sizes, columns = [*(mask.shape or ())], [*(x.shape or ())][-1:]
+    if len(sizes) != len(x.shape or ()) or sizes[-1:] != [1] or not isinstance(columns[0], int):
+        mask, columns = made("Expand", mask, made("Shape", x)), [1]  # else it chooses rows of x, and takes whole rows
+    chosen = made("Cast", made("Reshape", mask, [-1]), to=onnx_ir.DataType.INT64)
+    index = made("Sub", made("CumSum", chosen, 0), 1)
+    return made("Reshape", made("Gather", made("Reshape", row, [-1, *columns]), index), made("Shape", x))
 
 
 def _with_axes(graph: onnx_ir.Graph, scatter: onnx_ir.Node, mask: onnx_ir.Value, count: int) -> onnx_ir.Value:

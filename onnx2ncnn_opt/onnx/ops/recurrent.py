@@ -10,14 +10,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Direction
+from onnx2ncnn_opt.ir.codes import BinaryOp, Direction
 from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.edit.quantized import dequantised
+from onnx2ncnn_opt.onnx.fold.cells import as_symbolic
 from onnx2ncnn_opt.onnx.items import NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_float
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.logic import equals, one_minus, threshold
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled, is_zero
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -39,10 +47,14 @@ class _Inputs(NamedTuple):
     w: Value
     r: Value
     b: Value | None = None
-    sequence_lens: Array | None = None
+    sequence_lens: Operand | None = None
     initial_h: Operand | None = None
 
 
+# Beyond the length of a sequence, this number is a further input, with a weight for each gate in ncnn's order. It keeps
+# the cell of an LSTM (it closes the input gate and opens the forget gate), and the state of a GRU (the update gate).
+_CLOSES = 1e4
+_HOLDS = {"LSTM": (-1, 1, 0, 0), "GRU": (0, 1, 0)}
 _LSTM = _Kind("LSTM", (0, 2, 1, 3), ("sigmoid", "tanh", "tanh"))  # i o f c -> i f o c
 _GRU = _Kind("GRU", (1, 0, 2), ("sigmoid", "tanh"))  # z r h -> r z h
 _RNN = _Kind("RNN", (0,), ("tanh",))
@@ -58,7 +70,7 @@ def _states(node: NodeView) -> tuple[int, ...]:
     return outputs
 
 
-@onnx_op("LSTM", since=7, items=_states, errors="gates")
+@onnx_op("LSTM", since=7, integers=True, items=_states, errors="gates")
 def lstm(
     im: ImportContext,
     inputs: _Inputs,
@@ -92,7 +104,7 @@ def dynamic_quantize_lstm(
     w: Array,
     r: Array,
     b: Value | None,
-    sequence_lens: Array | None,
+    sequence_lens: Operand | None,
     initial_h: Operand | None,
     initial_c: Operand | None,
     p: Value | None,
@@ -111,7 +123,7 @@ def dynamic_quantize_lstm(
     return lstm(im, _Inputs(x, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
 
 
-@onnx_op("GRU", since=7, items=_states, errors="gates")
+@onnx_op("GRU", since=7, integers=True, items=_states, errors="gates")
 def gru(
     im: ImportContext,
     inputs: _Inputs,
@@ -127,7 +139,7 @@ def gru(
     return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first(states), linear_before_reset))
 
 
-@onnx_op("RNN", since=7, items=_states, errors="gates")
+@onnx_op("RNN", since=7, integers=True, items=_states, errors="gates")
 def rnn(
     im: ImportContext, inputs: _Inputs, *, activations: tuple[str, ...] = ("Tanh", "Tanh"), attrs: Attributes
 ) -> tuple[Value, ...]:
@@ -180,22 +192,36 @@ class _Node:
             all(value is None or isinstance(value, Constant) for value in self.inputs[1:4])
             and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
             and self.attrs.clip is None
-            and self.uneven_lengths is None
+            and (self.lengths is None or (isinstance(self.lengths, Tensor) and self.kind is not _RNN))
         )
 
     @property
-    def uneven_lengths(self) -> Array | None:
+    def lengths(self) -> Value | None:
         """The lengths of the sequences; None if all are as long as the axis."""
         lengths, steps = self.inputs.sequence_lens, self.steps_first.shape[0]
-        return None if lengths is None or (lengths == steps).all() else lengths
+        if lengths is None or isinstance(lengths, Tensor):
+            return lengths
+        is_even = all(length == steps for length in as_symbolic(lengths).cells.flat)
+        return None if is_even else lengths if isinstance(lengths, Constant) else self.im.tensor(lengths)
 
     def layer(self, states: list[Operand | None]) -> tuple[Value, ...]:
-        """Return the outputs of ncnn's layer."""
-        im, x, hidden = self.im, self.steps_first, self.inputs.r.shape[-1]
-        weights = self._weights()
+        """Return the outputs of ncnn's layer; beyond a computed length, a further input closes and opens gates."""
+        im, x, hidden, lengths = self.im, self.steps_first, self.inputs.r.shape[-1], self.lengths
+        steps, items, _ = x.shape
+        weights, fed = self._weights(), x
+        if lengths is not None:
+            if self.kind is _LSTM and self.attrs.direction != "forward" and not all(map(is_zero, states)):
+                raise im.refuse("computed lengths, and states before the last step", "export it without states")
+            row = im.tensor(im.reshape(as_float(im, im.tensor(lengths)), (1, items, 1)))
+            left = binary(im, BinaryOp.SUB, row, arange(im, steps, 0, 3))  # steps up to the length
+            active = threshold(im, left, 0.0)
+            closes = binary(im, BinaryOp.MUL, one_minus(im, active), number(_CLOSES))
+            fed, w = im.tensor(concat(im, x, closes, axis=2)), weights["weight_xc_data"]
+            holds = np.reshape(_HOLDS[self.kind.layer], (1, -1, 1, 1))
+            weights["weight_xc_data"] = np.concatenate([w, np.broadcast_to(np.float32(holds), (*w.shape[:3], 1))], 3)
         y, *last = im.layers(
             self.kind.layer,
-            im.mat(x, [[0], [2]], [1]),
+            im.mat(fed, [[0], [2]], [1]),
             *self._states(states),
             weights=weights,
             outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
@@ -203,9 +229,15 @@ class _Node:
             weight_data_size=weights["weight_xc_data"].size,
             direction=_DIRECTIONS[self.attrs.direction],
         )
-        steps, items, _ = x.shape
-        all_steps = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
-        ends = (im.wrap(blob, (self.count, items, hidden), [[0], [2]], [1], x.dtype) for blob in last)
+        all_steps: Value = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
+        ends: list[Value] = [im.wrap(blob, (self.count, items, hidden), [[0], [2]], [1], x.dtype) for blob in last]
+        if lengths is not None:
+            all_steps = binary(im, BinaryOp.MUL, all_steps, im.reshape(active, (steps, 1, items, 1)))
+            if self.kind is _LSTM and ends and self.attrs.direction != "reverse":  # a cell holds, but not its output
+                last_step = im.reshape(equals(im, left, number(1)), (steps, 1, items, 1))
+                forward = crop(im, im.tensor(all_steps), 1, 0, 1)
+                ended = reduce(im, binary(im, BinaryOp.MUL, forward, last_step), "ReduceSum", (0,), 0)
+                ends[0] = concat(im, ended, crop(im, im.tensor(ends[0]), 0, 1, 2), axis=0) if self.count == 2 else ended
         return self.arranged([all_steps, *ends])
 
     def _weights(self) -> dict[str, Array]:
@@ -249,7 +281,11 @@ class _Node:
         names = self.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
-        return Unrolled(self.im, *self.inputs[1:4], self.uneven_lengths, names, self.attrs)
+        lengths = self.lengths
+        if isinstance(lengths, Tensor):
+            hint = self.im.value_hint(4, "export it without lengths")
+            raise self.im.refuse("input sequence_lens must be constant", hint)
+        return Unrolled(self.im, *self.inputs[1:4], lengths.array if lengths else None, names, self.attrs)
 
     @property
     def steps_first(self) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
 from onnx2ncnn_opt.ir.detections import LOWEST, SORT
-from onnx2ncnn_opt.ir.dim import Dim, axis_index, product
+from onnx2ncnn_opt.ir.dim import Dim, axis_index, is_fixed, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
 from onnx2ncnn_opt.ir.permute import inverted
@@ -33,7 +33,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elemen
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, SymbolicTensor, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, held_as_float
 
 _MOST_COMPARISONS = 2**24  # also the largest integer that float32 tells from its neighbours
 _FEW_COMPARISONS = 2**18
@@ -82,8 +82,11 @@ def top_k10(
     im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:
     """ReduceMax and ArgMax for k = 1, else DetectionOutput; a second one puts numbers in order that are often equal."""
-    axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
+    axis, count = im.axis(axis, x.rank), k[0]
     size = x.shape[axis]
+    if size == count == 1 and is_fixed(x.shape):
+        return x, Constant(np.zeros(known(x.shape), np.int64))
+    x = as_numbers(im, x)
     if isinstance(size, int) and count > size:
         raise im.invalid(f"k is {count}, for an axis of {size} elements")
     if count < 1:

@@ -80,6 +80,11 @@ def bind(
             names = [pool.take(f"{name}_{i}") for i in range(len(given))]
             infos[name] = replace(infos[name], shape=tuple(map(symbol, names)))
     equations = Equations(sizes or {})
+    symbols = {str(dim): dim for info in declared for dim in info.shape or () if isinstance(dim, Sym)}
+    for name, dim in symbols.items():  # torch writes 2*h beside a size called h
+        factor, _, base = name.partition("*")
+        if factor.isdigit() and base in symbols:
+            equations.equate(dim, int(factor) * symbols[base])
     _equate(infos, shapes, equations, declared, pool)
     bound, results = [], []
     for info in infos.values():

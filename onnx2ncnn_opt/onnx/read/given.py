@@ -100,7 +100,10 @@ def _solved(difference: Dim, name: str) -> Dim | None:
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)
-    value = (difference - symbol(name) * k) * -k
+    rest = difference - symbol(name) * k
+    if isinstance(rest, int) and k and rest % k == 0 and -rest // k > 0:  # 2 * n - 16
+        return -rest // k
+    value = rest * -k
     if abs(k) != 1 or (isinstance(value, Sym) and name in value.names()):
         return None
     return value if all(n > 0 for n in (value.terms.values() if isinstance(value, Sym) else (value,))) else None
