@@ -3,7 +3,6 @@
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +31,7 @@ def lack(name: str) -> str:
 
 def _vulkan() -> str:
     """Run a net in each mode, because some drivers abort in fp16."""
-    with TemporaryDirectory() as folder, NcnnWorker(replace(LOCAL, vulkan=True)) as worker:
+    with TemporaryDirectory() as folder, NcnnWorker(LOCAL._replace(vulkan=True)) as worker:
         net = write_net(Path(folder), *RELU)
         for mode in worker.target.modes:
             try:

@@ -4,12 +4,11 @@ Example: torch gives the length of the cache a new name in every layer, but the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 
-@dataclass(frozen=True)
-class EqualSizes:
+class EqualSizes(NamedTuple):
     """Groups of `names` of dynamic dimensions that must be equal; `shapes` of inputs with one name for each group.
 
     `model` is the loaded model if there are no groups.

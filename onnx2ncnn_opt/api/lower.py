@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.client import METADATA, for_ultralytics, ultralytics_yaml
@@ -288,8 +288,7 @@ def lower(model: Any, options: ConvertOptions) -> Conversion:
     return request.conversion(stepwise=False)  # no cache needs the input `length`
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(NamedTuple):
     """A model, its ONNX source, and the options of the conversion of the source."""
 
     model: Any
@@ -374,10 +373,10 @@ class _Request:
         except UnsupportedError:
             if not selects:
                 raise
-            return replace(self, selects=False).imported(None, stepwise=stepwise)  # a tail selects the boxes, too
+            return self._replace(selects=False).imported(None, stepwise=stepwise)  # a tail selects the boxes, too
         if not is_kept or at_run_time or "" in imported.kept.values():
             return imported
-        as_float = replace(self, options=replace(options, quantized="float"))
+        as_float = self._replace(options=replace(options, quantized="float"))
         return as_float.imported(None, stepwise=stepwise)  # no product became int8
 
 

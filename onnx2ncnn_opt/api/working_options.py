@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.utils
+import onnx
 
 from onnx2ncnn_opt.api.equal_sizes import runs_at
 from onnx2ncnn_opt.api.lower import lower

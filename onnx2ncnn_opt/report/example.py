@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from string import Template
@@ -92,7 +92,7 @@ def example(
             raise UsageError(f"no Mat can hold {_Mat(entry, ()).text} of the manifest")
     loop = StepInputs.of(manifest) if manifest.caches else None
     if loop is not None and loop.mask is None:  # the program fills an input of all tokens with ones, like a mask
-        loop = replace(loop, mask=next((entry for entry in manifest.inputs if entry.length), None))
+        loop = loop._replace(mask=next((entry for entry in manifest.inputs if entry.length), None))
     inputs = _inputs(manifest, shapes or {})
     # These arrays take no memory; only their shapes matter.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):

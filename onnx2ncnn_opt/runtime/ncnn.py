@@ -6,9 +6,8 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ _SECONDS_TO_START = 60.0
 _STATS = {"largest": float, "special": int, "batch": bool, "errors": [float]}
 
 
-@dataclass(frozen=True)
-class WalkStep:
+class WalkStep(NamedTuple):
     """A blob of a walk: it gets random errors, and is then rounded to fp16 if `rounded`."""
 
     blob: str
@@ -40,8 +38,7 @@ class WalkStep:
     sample: int = 0  # if not `send`: return about so many of its numbers, before errors and rounding
 
 
-@dataclass(frozen=True)
-class BlobStats:
+class BlobStats(NamedTuple):
     """The statistics of a blob of a walk; `array` is the blob or its sample, None if neither was requested."""
 
     largest: float  # the largest finite number before rounding
@@ -51,8 +48,7 @@ class BlobStats:
     errors: tuple[float, ...] = ()  # mean squares, in a sample, of the random errors and of the rounding errors
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds for each blob, in the order of the request, and for a whole run: each the fastest of `runs`."""
 
     blobs: tuple[float, ...]
@@ -245,7 +241,7 @@ class NcnnRunner(AbstractContextManager["NcnnRunner"]):
         """
         # Sending lists of floats as text would take as long as the net itself.
         noises = (base64.b64encode(np.array(step.noise, np.float32).tobytes()).decode() for step in steps)
-        described = [{**vars(step), "noise": noise} for step, noise in zip(steps, noises, strict=True)]
+        described = [{**step._asdict(), "noise": noise} for step, noise in zip(steps, noises, strict=True)]
         with self._requested(feeds, do="walk", steps=described, seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A blob of the net for an input or output of the model."""
 
     name: str

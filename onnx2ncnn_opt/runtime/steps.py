@@ -1,7 +1,7 @@
 """The steps of a decoder: mask, positions and ids for the new tokens after a number of past ones."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ _MASKS = ("attention_mask", "decoder_attention_mask")
 _POSITIONS = ("position_ids", "decoder_position_ids", "cache_position", "positions")
 
 
-@dataclass(frozen=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """The inputs of a decoder's step; the caller provides `others`, the step makes the rest."""
 
     ids: Entry

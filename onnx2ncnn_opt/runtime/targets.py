@@ -5,8 +5,8 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.runtime import base
@@ -27,8 +27,7 @@ _FORMS = "vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command t
 _MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A Python with numpy and ncnn, and the command that starts it."""
 
     command: tuple[str, ...]

@@ -31,8 +31,7 @@ class Port(NamedTuple):
         return f"{self.name}: {self.dtype} [{', '.join('?' if size is None else str(size) for size in self.shape)}]"
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One operator; an input "" is absent, an output "" is not needed.
 
     It runs only if the conditions of the Ifs around it have the values in `guards`.

@@ -1,7 +1,6 @@
 """Reader of a tail's ONNX file. It needs onnx, so only nets with a tail import it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from inspect import Parameter
 from itertools import count
 from typing import Any, Literal, get_args, get_origin
@@ -126,7 +125,7 @@ def _nodes(
             if not len(results[0]) == len(results[1]) == len(outputs):
                 raise ModelError(f"tail: {node}: its branches have {len(results[0])} and {len(results[1])} outputs")
             for output, *chosen in zip(outputs, *results, strict=True):
-                yield replace(node, inputs=(*inputs, *chosen), outputs=(output,))
+                yield node._replace(inputs=(*inputs, *chosen), outputs=(output,))
 
 
 def _upgraded(node: Node, item: onnx.NodeProto, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
@@ -152,7 +151,7 @@ def _upgraded(node: Node, item: onnx.NodeProto, opset: int, constants: dict[str,
     for key, (_, default) in op.attributes.items():
         if key not in attributes and default is Parameter.empty:
             raise ModelError(f"{where}: it has no attribute {key}")
-    return replace(node, inputs=inputs, attributes=attributes)
+    return node._replace(inputs=inputs, attributes=attributes)
 
 
 def _checked(op: TailOp, key: str, value: Any) -> Any:

@@ -1,7 +1,6 @@
 """Each layer type in int8 on the real ncnn, against the same layer in float."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_a_gemm_of_one_scale_runs_next_to_a_gpu(name: str, tmp_path: Path) -> No
     feed = drawn(*shape)
     quantise(graph, {"l": scaled(feed, whole=True)})
     expected = run(graph, {"x": feed}, tmp_path)["y"]
-    with NcnnWorker(replace(LOCAL, vulkan=True)) as gpu:
+    with NcnnWorker(LOCAL._replace(vulkan=True)) as gpu:
         found = NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin", worker=gpu).run({"x": feed})["y"]
     assert decibels(expected, found) > 60
 

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +57,7 @@ class Appended(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True)
-class _Head:
+class _Head(NamedTuple):
     """The columns of a raw output: four of the box, perhaps an objectness or the background, classes, extras."""
 
     has_rows: bool  # [N, boxes, columns], not [N, columns, boxes]

@@ -1,7 +1,7 @@
-"""Lazy imports of sympy, and of the onnx_ir module that imports it.
+"""Lazy imports of modules that other packages import, and that this one does not use.
 
 onnx_ir imports sympy for symbolic sizes. This package does not need it (`ir/dim.py`), and importing sympy takes as long
-as all other imports together.
+as all other imports together. The others have text formats, protobuf in Python, and NumPy's docstrings.
 """
 
 import sys
@@ -10,7 +10,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-_NAMES = frozenset(("sympy", "onnx_ir._symbolic_shapes"))
+_NAMES = frozenset(
+    (
+        *("sympy", "onnx_ir._symbolic_shapes", "onnx.gen_proto", "onnx.utils", "packaging.version"),
+        *(f"google.protobuf.{name}" for name in ("json_format", "text_format", "internal.python_message")),
+        "numpy._core._add_newdocs",
+    )
+)
 
 
 class _Finder:
