@@ -6,8 +6,8 @@ import os
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
 import onnx
@@ -203,16 +203,8 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
 
 
 def _hashed(data: Bytes) -> Callable[[], str]:
-    """Return a function for the SHA-256 of the data, computed in a thread: it takes as long as all other loading."""
-    total = hashlib.sha256()
-    thread = Thread(target=total.update, args=(data,), daemon=True)
-    thread.start()
-
-    def digest() -> str:
-        thread.join()
-        return total.hexdigest()
-
-    return digest
+    """Return a function for the SHA-256 of the data, which takes as long as all other loading."""
+    return cache(lambda: hashlib.sha256(data).hexdigest())
 
 
 def _digest(proto: onnx.ModelProto) -> Callable[[], str | None]:
