@@ -20,7 +20,7 @@ from onnx2ncnn_opt.progress import Count, announce
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Kind, Match, kinds_of
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite
 
 # A blob with more uses is not an inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -140,7 +140,7 @@ class _Pipeline:
     def _guarded(self, p: Pass) -> AbstractContextManager[None]:
         """Turn an exception in a pass into a PluginError; `check` keeps an error of our own passes for tests."""
         self.current = p
-        if is_foreign(p):
+        if p.is_foreign:
             return plugged(f"the pass {p.name} of the plug-in {p.function.__module__}", MemoryError)
         return nullcontext() if self.check else plugged(f"the pass {p.name}", MemoryError)
 
@@ -174,7 +174,7 @@ class _Pipeline:
         self.applied.append(Applied(p.name, before, refs(edit.made)))
         for layer in edit.made:
             check_layer(layer)
-        if self.check or is_foreign(p):
+        if self.check or p.is_foreign:
             self.graph.check()
         self._revisit(changed, used)
 

@@ -56,22 +56,43 @@ def fixed_size(blob: Blob, axis: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Rewrite:
+class _Pass:
+    """The facts about a pass: its function, and whether it promises bit-equal results on every CPU.
+
+    So a pass that changes a division, or the rows of a function, is not exact. `purpose` says why the pass exists, if
+    docs/passes.md has no models or numbers for it.
+    """
+
+    function: Callable[..., Any]
+    exact: bool
+    purpose: str = ""
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if another package brought the pass."""
+        return not self.function.__module__.startswith("onnx2ncnn_opt.")
+
+
+@dataclass(frozen=True, eq=False)
+class Rewrite(_Pass):
     """A pattern, and a function that returns its replacement; it never edits the graph.
 
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
     Its result replaces the root: a Layer without outputs takes over the root's output. A Blob replaces it (a sequence
     of Blobs if there are several). Of a sequence of Layers, the last one takes it over; the others have own outputs.
-    `exact` promises bit-equal results on every CPU. So a pass that changes a division, or the rows of a function, is
-    not exact. `purpose` says why the pass exists, if docs/passes.md has no models or numbers for it.
     """
 
-    name: str
-    summary: str
-    exact: bool
-    patterns: tuple[Op, ...]
-    function: Callable[..., Result]
-    purpose: str = ""
+    patterns: tuple[Op, ...] = ()
 
     def __post_init__(self) -> None:
         parameters = inspect.signature(self.function).parameters.values()
@@ -107,7 +128,9 @@ class Rewrite:
 
     def result(self, match: Match) -> Result:
         """Return the function's result for a match; it may raise Refused."""
-        return self.function(**{name: match.captures[name] for name in self._parameters if name in match.captures})
+        captures = {name: match.captures[name] for name in self._parameters if name in match.captures}
+        result: Result = self.function(**captures)
+        return result
 
     @cached_property
     def _parameters(self) -> tuple[str, ...]:
@@ -173,45 +196,25 @@ def attempt(
     return layer
 
 
-@dataclass(frozen=True, eq=False)
-class GraphPass:
+class GraphPass(_Pass):
     """A pass over the whole graph.
 
-    Its function never edits the graph: it yields each `Replacement`, which the engine checks and carries out before the
-    function continues. A refused edit becomes a near miss.
+    Its function takes the graph and never edits it: it yields each `Replacement`, which the engine checks and carries
+    out before the function continues. A refused edit becomes a near miss.
     """
-
-    name: str
-    summary: str
-    exact: bool
-    function: Callable[[Graph], Edits]
-    purpose: str = ""
 
 
 Pass: TypeAlias = Rewrite | GraphPass
 
 
-def is_foreign(p: Pass) -> bool:
-    """Return whether another package brought the pass."""
-    return not p.function.__module__.startswith("onnx2ncnn_opt.")
-
-
 def rewrite(*patterns: Op, exact: bool, purpose: str = "") -> Callable[[Callable[..., Result]], Rewrite]:
     """Turn a function into a Rewrite."""
-
-    def decorate(function: Callable[..., Result]) -> Rewrite:
-        return Rewrite(function.__name__, _first_line(function), exact, patterns, function, purpose)
-
-    return decorate
+    return lambda function: Rewrite(function, exact, purpose, patterns)
 
 
 def graph_pass(*, exact: bool, purpose: str = "") -> Callable[[Callable[[Graph], Edits]], GraphPass]:
     """Turn a generator function into a GraphPass."""
-
-    def decorate(function: Callable[[Graph], Edits]) -> GraphPass:
-        return GraphPass(function.__name__, _first_line(function), exact, function, purpose)
-
-    return decorate
+    return lambda function: GraphPass(function, exact, purpose)
 
 
 def layer_pass(
@@ -226,10 +229,6 @@ def layer_pass(
                 if layer.graph is graph and pattern.fits(layer):
                     yield from attempt(layer, function, layer)
 
-        return graph_pass(exact=exact, purpose=purpose)(sweep)
+        return GraphPass(sweep, exact, purpose)
 
     return decorate
-
-
-def _first_line(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]

@@ -391,7 +391,7 @@ def test_the_parameters_of_a_rule_are_captures() -> None:
         return y
 
     with pytest.raises(TypeError, match="does not capture y"):
-        Rewrite("bad", "", True, (op("ReLU")("x"),), function)
+        Rewrite(function, exact=True, patterns=(op("ReLU")("x"),))
 
 
 def test_blobs_of_other_batches_are_not_added_by_eltwise() -> None:
