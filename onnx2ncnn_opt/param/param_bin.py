@@ -196,16 +196,14 @@ def _value(layer: Layer, id: int, name: str | int, kind: Kind | None, value: Any
                 raise ValueError(f"longer than {MAX_STRING_BYTES} bytes")
             return _int(_STRING - id) + _int(len(content)) + content + bytes(-len(content) % 4)
         is_array = isinstance(value, (Sequence, np.ndarray))
-        is_float = (kind or kind_of(value)) == ("float[]" if is_array else "float")
-        pack = _float if is_float else _int
-        numbers = b"".join(map(pack, value if is_array else [value]))
+        elements = value if is_array else [value]
+        if (kind or kind_of(value)) == ("float[]" if is_array else "float"):
+            numbers = struct.pack(f"<{len(elements)}f", *map(stored_float, elements))
+        else:
+            numbers = struct.pack(f"<{len(elements)}i", *elements)
         return (_int(_ARRAY - id) + _int(len(value)) if is_array else _int(id)) + numbers
     except (ValueError, struct.error) as error:
         raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
-
-
-def _float(value: Any) -> bytes:
-    return struct.pack("<f", stored_float(value))
 
 
 def _int(value: int) -> bytes:

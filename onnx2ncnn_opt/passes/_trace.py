@@ -202,13 +202,10 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[Term]], tables: list
         return _times(first, factor_of(layer))
     if layer.type == "Concat":
         parts = zip_longest(*operands)  # a part may have less terms
-        padded = ([t or _no_terms(terms[0]) for t, terms in zip(part, operands, strict=True)] for part in parts)
+        none = [Term(np.full_like(t.elements, NO_ELEMENT), np.zeros_like(t.factors)) for t, *_ in operands]
+        padded = ([t or other for t, other in zip(part, none, strict=True)] for part in parts)
         return [Term(*(np.concatenate(arrays, layer["axis"]) for arrays in zip(*t, strict=True))) for t in padded]
     return [Term(*(moved(layer, blob, values, sizes) for values in term)) for term in first]
-
-
-def _no_terms(like: Term) -> Term:
-    return Term(np.full_like(like.elements, NO_ELEMENT), np.zeros_like(like.factors))
 
 
 def factor_of(layer: Layer) -> float:

@@ -40,13 +40,19 @@ def step_of(layer: Layer) -> Step | None:
     return Regroup(after.shape)
 
 
-def chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """Return the chain of view layers that ends in a blob, the nearest one last; up to `LONGEST`."""
+def chain_above(blob: Blob, *others: str) -> tuple[Layer, ...]:
+    """Return the chain of views, or `others`, that ends in a blob, the nearest one last; up to `LONGEST`."""
     chain: list[Layer] = []
-    while len(chain) < LONGEST and blob.producer is not None and step_of(blob.producer) is not None:
-        chain.append(blob.producer)
-        blob = blob.producer.input
+    while len(chain) < LONGEST and (layer := blob.producer) and (layer.type in others or step_of(layer) is not None):
+        chain.append(layer)
+        blob = layer.input
     return tuple(reversed(chain))
+
+
+def before_views(blob: Blob) -> Blob:
+    """Return the source of the views above a blob; the blob itself if there are none."""
+    chain = chain_above(blob)
+    return chain[0].input if chain else blob
 
 
 def chain_below(blob: Blob) -> tuple[Layer, ...]:

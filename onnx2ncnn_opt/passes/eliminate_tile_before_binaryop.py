@@ -1,7 +1,7 @@
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import is_uniform
-from onnx2ncnn_opt.passes._views import chain_above
+from onnx2ncnn_opt.passes._views import before_views
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -10,8 +10,7 @@ _BINARY = op("BinaryOp", "binary", with_scalar=0)
 
 def _are_ones(blob: Blob) -> bool:
     """Return True for a constant of ones, also if Interp (nearest) repeats it to a dynamic length."""
-    views = chain_above(blob)
-    layer = views[0].input.producer if views else blob.producer
+    layer = before_views(blob).producer
     if layer is not None and layer.type == "Interp" and layer["resize_type"] == Interp.NEAREST:
         layer = layer.inputs[0].producer
     return layer is not None and layer.type == "MemoryData" and is_uniform(layer) and layer.weights["data"][0] == 1

@@ -1,10 +1,11 @@
+from itertools import dropwhile
 from math import prod
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._trace import Sizes, moved
-from onnx2ncnn_opt.passes._views import Steps, end_of, step_of, view_layers
+from onnx2ncnn_opt.passes._views import Steps, chain_above, end_of, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass
 
@@ -33,14 +34,7 @@ def eliminate_tile_before_sdpa(sdpa: Layer) -> Replacement | None:
 
 def _chain(blob: Blob) -> tuple[Layer, ...]:
     """Return the Tiles and views above a blob, from the first Tile on."""
-    chain: list[Layer] = []
-    layer = blob.producer
-    while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):
-        chain.insert(0, layer)
-        layer = layer.input.producer
-    while chain and chain[0].type != "Tile":
-        chain.pop(0)
-    return tuple(chain)
+    return tuple(dropwhile(lambda layer: layer.type != "Tile", chain_above(blob, "Tile")))
 
 
 def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:

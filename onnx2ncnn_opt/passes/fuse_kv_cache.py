@@ -1,6 +1,6 @@
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._views import chain_above, step_of, view_layers
+from onnx2ncnn_opt.passes._views import before_views, chain_above, step_of, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Edits, Miss, Replacement, attempt, graph_pass, known_shape, needed, require
 
@@ -39,7 +39,7 @@ def _joins_past(layer: Layer) -> bool:
 
 def _reason(join: Layer, reader: Layer) -> str:
     """Return the reason why SDPA does not read a past."""
-    past, after = _start(join.inputs[0]), _next(reader, "BinaryOp")
+    past, after = before_views(join.inputs[0]), _next(reader, "BinaryOp")
     if past.batch != 1 or len(past.shape or ()) > _DIMS:
         return f"'{past.name}' is a batch, and caches have none"
     cap = f"{after.type} '{after.name}' caps its scores" if after and after.type == "TanH" else "it is no SDPA"
@@ -56,14 +56,8 @@ def _next(layer: Layer, kind: str) -> Layer | None:
 
 def _join(blob: Blob) -> Layer | None:
     """Return the Concat that computes a blob, before views, if its first part is an input of the net."""
-    layer = _start(blob).producer
-    return layer if layer is not None and layer.type == "Concat" and _start(layer.inputs[0]).is_input else None
-
-
-def _start(blob: Blob) -> Blob:
-    """Return the source of the views above a blob."""
-    chain = chain_above(blob)
-    return chain[0].input if chain else blob
+    layer = before_views(blob).producer
+    return layer if layer is not None and layer.type == "Concat" and before_views(layer.inputs[0]).is_input else None
 
 
 def _with_cache(sdpa: Layer) -> Replacement:
@@ -74,7 +68,7 @@ def _with_cache(sdpa: Layer) -> Replacement:
     pasts: list[Blob] = []
     for blob in sdpa.inputs[1:3]:
         join = needed(_join(blob), f"'{blob.name}' has no past, but the other one of keys and values has")
-        past, views = _start(join.inputs[0]), (*chain_above(join.inputs[0]), *chain_above(blob))
+        past, views = before_views(join.inputs[0]), (*chain_above(join.inputs[0]), *chain_above(blob))
         _check(blob, join, past, [sdpa, join, *views])
         layers += [layer for layer in (*views, join) if layer not in layers]
         new = join.inputs[1]

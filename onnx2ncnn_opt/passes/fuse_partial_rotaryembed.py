@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant, with_data
 from onnx2ncnn_opt.passes._gemm import has_c, linear_of
 from onnx2ncnn_opt.passes._trace import Region, Sizes, find_region, trace
-from onnx2ncnn_opt.passes._views import chain_above, end_of, view_layers
+from onnx2ncnn_opt.passes._views import before_views, end_of, view_layers
 from onnx2ncnn_opt.passes.fuse_multiheadattention import Chain, chain_from, columns_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, needed, require
@@ -72,22 +72,17 @@ def fuse_partial_rotaryembed(sdpa: Layer) -> Replacement | None:
 
 def _is_joined(blob: Blob) -> bool:
     """Return True if a blob is a view of a Concat."""
-    views = chain_above(blob)
-    join = (views[0].input if views else blob).producer
+    join = before_views(blob).producer
     return join is not None and join.type == "Concat"
 
 
 def _part(blob: Blob, order: Mapping[Layer, int]) -> _Part | None:
-    region = find_region(blob.known_producer, order, _cosines)
+    region = find_region(blob.known_producer, order, lambda layer: layer.inputs[1] if _ROTARY.fits(layer) else None)
     chain = chain_from(region.source, ("Gemm",)) if region is not None else None
     if region is None or chain is None or chain.rows is not None or len(region.tables) != 1:
         return None
     [rotary] = region.tables
     return _Part(chain, region, rotary, blob)
-
-
-def _cosines(layer: Layer) -> Blob | None:
-    return layer.inputs[1] if _ROTARY.fits(layer) else None
 
 
 def _sorted_row(part: _Part, sizes: Sizes, order: Array) -> tuple[Array, list[int]]:

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._trace import Sizes, moved
-from onnx2ncnn_opt.passes._views import end_of, step_of, view_layers
+from onnx2ncnn_opt.passes._views import chain_above, end_of, view_layers
 from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
@@ -18,8 +18,9 @@ def move_tile_after_concat(concat: Layer) -> Replacement | None:
 
     For matrices whose columns are repeated by a Tile between Reshapes.
     """
-    chains = [_repeat(blob) for blob in concat.inputs]
-    if len(chains) < 2 or not all(chains) or len(known_shape(concat.output)) != 2:
+    chains = [chain_above(blob, "Tile") for blob in concat.inputs]
+    have_tile = all([layer.type for layer in chain].count("Tile") == 1 for chain in chains)
+    if len(chains) < 2 or not have_tile or len(known_shape(concat.output)) != 2:
         return None
     sources = [chain[0].input for chain in chains]
     layers = tuple(dict.fromkeys((*(layer for chain in chains for layer in chain), concat)))
@@ -43,13 +44,3 @@ def move_tile_after_concat(concat: Layer) -> Replacement | None:
     assign_shapes(made[-1])
     made += view_layers(tiled, (Regroup(known_shape(concat.output)),), like=[concat])
     return Replacement(layers, added=[(layer, concat) for layer in made], reads={concat.output: end_of(tiled, made)})
-
-
-def _repeat(blob: Blob) -> list[Layer]:
-    """Return the chain of views with one Tile that ends in a blob; empty without a Tile."""
-    chain: list[Layer] = []
-    layer = blob.producer
-    while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):
-        chain.insert(0, layer)
-        layer = layer.input.producer
-    return chain if [layer.type for layer in chain].count("Tile") == 1 else []

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.int8 import LEVELS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.edit.editor import Editor
 from onnx2ncnn_opt.onnx.edit.model import to_bytes
-from onnx2ncnn_opt.onnx.read.structure import strip
+from onnx2ncnn_opt.onnx.read.structure import attributes_of, strip
 
 INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
 _RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
@@ -147,14 +147,14 @@ class _FloatConversion(Editor):
             self._clipped(x, node.outputs[0], limits)
 
     def _dequantize(self, node: onnx_ir.Node) -> None:
-        operand = self._operand(node.inputs, axis=_attribute(node, "axis", 1))
+        operand = self._operand(node.inputs, axis=attributes_of(node).get("axis", 1))
         if operand is not None:
             self.replace(node.outputs[0], operand)
 
     def _operator(self, node: onnx_ir.Node) -> None:
         name, places, scale = _OPERATORS[node.op_type]
         operands = [self._operand(node.inputs[i : i + 3]) for i in places]
-        if not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
+        if not attributes_of(node).get("channels_last", 0) and attributes_of(node).get("opset", 13) >= 13:
             self._result(node, name, operands, node.inputs[scale : scale + 2])
 
     def _concat(self, node: onnx_ir.Node) -> None:
@@ -163,7 +163,7 @@ class _FloatConversion(Editor):
 
     def _product(self, node: onnx_ir.Node) -> None:
         kind, scale, bias_at = _QUANTISED_PRODUCTS[node.op_type]
-        axis = 0 if kind == "Conv" or _attribute(node, "transB", 0) else -1
+        axis = 0 if kind == "Conv" or attributes_of(node).get("transB", 0) else -1
         x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=axis)
         if x is None or w is None:
             return
@@ -177,7 +177,7 @@ class _FloatConversion(Editor):
             if numbers is None:
                 return
             steps = weight.steps if kind == "Conv" else weight.steps.astype(np.float64)
-            step = np.asarray(quantised.scale * steps * _attribute(node, "alpha", 1.0), np.float64)
+            step = np.asarray(quantised.scale * steps * attributes_of(node).get("alpha", 1.0), np.float64)
             operands.append(self.initializer((numbers * step).astype(np.float32)))
         self._result(node, kind, operands, node.inputs[scale : scale + 2])
 
@@ -298,7 +298,7 @@ class _FloatConversion(Editor):
         weight = None if w is None else self._weights.get(w)
         if x is None or w is None or w.shape is None or weight is None:
             return
-        rows = 0 if node.op_type == "Conv" or _attribute(node, "transB", 0) else len(w.shape) - 1
+        rows = 0 if node.op_type == "Conv" or attributes_of(node).get("transB", 0) else len(w.shape) - 1
         quantised, reason = self._known.get(x), ""
         if not weight.is_int8:
             reason = "its weight has numbers beyond -127 to 127, as zero points make them"
@@ -345,11 +345,6 @@ def _attributes(node: onnx_ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items() if name not in _NOT_ONNX}
 
 
-def _attribute(node: onnx_ir.Node, name: str, default: Any) -> Any:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value
-
-
 def _constant(value: onnx_ir.Value) -> Array | None:
     """Return the array of a constant, or of QuantizeLinear of constants."""
     if value.const_value is not None:
@@ -360,7 +355,7 @@ def _constant(value: onnx_ir.Value) -> Array | None:
     x, scale, zero = (None if operand is None else _constant(operand) for operand in (*node.inputs, None)[:3])
     if x is None or scale is None or zero is None or zero.dtype not in _RANGES or scale.ndim > 1:
         return None
-    axis = _attribute(node, "axis", 1) % max(x.ndim, 1)
+    axis = attributes_of(node).get("axis", 1) % max(x.ndim, 1)
     scale, shift = (_along(array, axis, x.ndim) for array in (scale, zero))
     numbers: Array = np.clip(np.rint(x / scale) + shift, *_RANGES[zero.dtype]).astype(zero.dtype)
     return numbers

@@ -15,7 +15,8 @@ def computes_in_float16(graph: onnx_ir.Graph) -> bool:
     """Return True if a node computes in float16; a Cast of weights that are stored in float16 does not."""
     values = (*graph.inputs, *graph.initializers.values())
     users = [node for value in values if value.dtype is DataType.FLOAT16 for node, _ in value.uses()]
-    return any(node.op_type != "Cast" for node in users) or any(_casts_to_float16(node) for node in graph)
+    results = (node.attributes.get_int("to", 0) for node in graph if node.op_type == "Cast")
+    return any(node.op_type != "Cast" for node in users) or DataType.FLOAT16 in results
 
 
 def wide_model(graph: onnx_ir.Graph) -> bytes:
@@ -42,10 +43,6 @@ def wide_model(graph: onnx_ir.Graph) -> bytes:
         if value.dtype is DataType.FLOAT16:
             value.dtype = DataType.FLOAT
     return to_bytes(graph)
-
-
-def _casts_to_float16(node: onnx_ir.Node) -> bool:
-    return node.op_type == "Cast" and node.attributes.get_int("to", 0) == DataType.FLOAT16
 
 
 def _widened(tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
