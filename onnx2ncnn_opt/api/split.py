@@ -236,9 +236,9 @@ def _parts(graph: Graph) -> _Parts:
 
 def _sees_keys(blob: Blob) -> bool:
     """Return True if a blob is 1 in rows of the mask that see a key; with the runner's mask, each row sees one."""
-    layer = unmoved(blob).producer
-    reduction = layer.input.producer if layer is not None and layer.type == "Threshold" else None
-    is_max = reduction is not None and reduction.type == "Reduction" and reduction["operation"] == Reduction.MAX
+    layer = unmoved(blob).made_by("Threshold")
+    reduction = layer.input.made_by("Reduction") if layer is not None else None
+    is_max = reduction is not None and reduction["operation"] == Reduction.MAX
     return is_max and all(ancestor.type != "Embed" for ancestor in _before(blob))
 
 

@@ -56,8 +56,9 @@ def counting(sort: Layer) -> list[Layer]:
 
 def selection(output: Blob) -> Layer | None:
     """Return the DetectionOutput whose boxes are an output, with columns in ONNX's order; None for other outputs."""
-    layer = output.producer.inputs[0].producer if output.producer and output.producer.type == "Gemm" else None
-    return layer if layer is not None and layer.type == "DetectionOutput" and len(decisive(layer)) == 2 else None
+    gemm = output.made_by("Gemm")
+    layer = gemm.inputs[0].made_by("DetectionOutput") if gemm is not None else None
+    return layer if layer is not None and len(decisive(layer)) == 2 else None
 
 
 def decisive(layer: Layer) -> tuple[Blob, ...]:
@@ -65,13 +66,8 @@ def decisive(layer: Layer) -> tuple[Blob, ...]:
     if (sorting := _before_sort(layer)) is not None:
         steps = counting(layer)
         return steps[-1].inputs if steps else sorting.inputs
-    padding = layer.inputs[1].producer if layer.type == "DetectionOutput" else None
-    if (
-        padding is None
-        or padding.type != "Padding"
-        or layer["num_class"] != OF_BOXES["num_class"]
-        or padding["top"] != 1
-    ):
+    padding = layer.inputs[1].made_by("Padding") if layer.type == "DetectionOutput" else None
+    if padding is None or layer["num_class"] != OF_BOXES["num_class"] or padding["top"] != 1:
         return layer.inputs
     product = padding.input.producer  # of the scores with 1 or 0 for the best class
     is_marked = product and product.computes(BinaryOp.MUL) and product.inputs[-1].producer
@@ -80,12 +76,11 @@ def decisive(layer: Layer) -> tuple[Blob, ...]:
 
 def sorted_indices(layer: Layer) -> Blob | None:
     """Return the boxes of a sort, each of which begins at its index, for a Crop of its column of indices; else None."""
-    sort = layer.inputs[0].producer if layer.type == "Crop" else None
-    if sort is not None and sort.type == "Concat":  # of rows that are sorted one by one
-        sort = sort.inputs[0].producer
-    if sort is None or not is_sort(sort) or (layer["starts"], layer["ends"]) != ((2,), (3,)):
+    if layer.type != "Crop" or (layer["starts"], layer["ends"]) != ((2,), (3,)):
         return None
-    return sort.inputs[0]
+    joined = layer.inputs[0].made_by("Concat")  # of rows that are sorted one by one
+    sort = (joined or layer).inputs[0].producer
+    return sort.inputs[0] if sort is not None and is_sort(sort) else None
 
 
 def after_boxes(graph: Graph, *, but: Collection[Layer] = ()) -> set[Blob]:
@@ -104,10 +99,8 @@ def before_boxes(graph: Graph, *, but: Collection[Layer] = ()) -> list[Blob]:
 def before_indexes(graph: Graph) -> Iterator[Blob]:
     """Yield the blobs x that the net compares with max(x) or min(x), as ArgMax does."""
     for layer in graph:
-        step = layer.input.producer if layer.type == "Threshold" else None
-        for blob, extreme in permutations(step.inputs, 2) if step is not None and step.type == "BinaryOp" else ():
-            source = extreme.producer
-            if source is None or source.type != "Reduction" or blob not in source.inputs:
-                continue
-            if source["operation"] in (Reduction.MAX, Reduction.MIN):
+        step = layer.input.made_by("BinaryOp") if layer.type == "Threshold" else None
+        for blob, extreme in permutations(step.inputs, 2) if step is not None else ():
+            source = extreme.made_by("Reduction")
+            if source is not None and blob in source.inputs and source["operation"] in (Reduction.MAX, Reduction.MIN):
                 yield blob

@@ -66,10 +66,19 @@ class Blob:
             raise GraphError(f"no layer produces '{self.name}'")
         return self.producer
 
+    def made_by(self, *types: str) -> Layer | None:
+        """Return the producer if it is of one of these types, else None."""
+        return self.producer if self.producer is not None and self.producer.type in types else None
+
+    def computed_by(self, *operations: IntEnum, scalar: bool | None = None) -> Layer | None:
+        """Return the producer if it `computes` one of these operations, else None."""
+        layer = self.producer
+        return layer if layer is not None and layer.computes(*operations, scalar=scalar) else None
+
     @property
     def is_input(self) -> bool:
         """True if the caller of the net feeds this blob."""
-        return self.producer is not None and self.producer.type == "Input"
+        return self.made_by("Input") is not None
 
 
 Origin: TypeAlias = "str | tuple[Origin, ...]"

@@ -181,7 +181,7 @@ class Walk(ImportContext):
             except Refusal as refusal:
                 self._lose(info.name, "graph output", refusal)
                 continue
-            if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
+            if blob.is_input or blob.is_output or (blob.made_by("MemoryData") and blob.users):
                 blob = self.layer("Noop", blob)
             self._rename(blob, info.name)
             self.graph.add_output(blob)

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 def is_constant(blob: Blob) -> bool:
     """Return True if a MemoryData produces the blob."""
-    return blob.producer is not None and blob.producer.type == "MemoryData"
+    return blob.made_by("MemoryData") is not None
 
 
 def with_data(const: Layer, data: Array) -> Layer:

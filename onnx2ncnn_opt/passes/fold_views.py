@@ -32,8 +32,7 @@ def fold_views(layer: Layer) -> Replacement | None:
         layers = view_layers(source, steps, like=private(chain))
         reads = {end.output: end_of(source, layers)}
         return Replacement(chain, added=[(layer, end) for layer in layers], reads=reads, may_stay=True)
-    above = layer.inputs[0].producer
-    if above is not None and above.type in VIEWS:
+    if (above := layer.inputs[0].made_by(*VIEWS)) is not None:
         for view in (above, layer):
             require(not view["featmask"], f"{view.type} '{view.name}' has a feature mask")
             require(step_of(view) is not None, f"the effect of {view.type} '{view.name}' on sizes is unknown")

@@ -68,9 +68,9 @@ def fuse_affine_after_slice(binary: Layer) -> Replacement | None:
     """
     constants = [blob for blob in binary.inputs if is_constant(blob)]
     parts = [blob for blob in binary.inputs if blob not in constants]
-    cut = parts[0].producer if len(parts) == 1 else None
-    layer = cut.input.producer if cut is not None and cut.type == "Slice" else None
-    if cut is None or layer is None or layer.type not in (*WEIGHTED, "Gemm"):
+    cut = parts[0].made_by("Slice") if len(parts) == 1 else None
+    layer = cut.input.made_by(*WEIGHTED, "Gemm") if cut is not None else None
+    if cut is None or layer is None:
         return None
     whole, (part,) = cut.input, parts
     _require_foldable(layer)

@@ -12,10 +12,9 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 def _gains(second: Layer) -> bool:
     """Return True if the product of a 1x1 convolution and the layer before has no more weights than both."""
-    first = second.inputs[0].producer
-    if first is not None and first.type == "Reshape":
-        first = first.inputs[0].producer
-    if first is None or first.type not in ("Convolution", "Gemm") or not is_pointwise(second):
+    view = second.inputs[0].made_by("Reshape")
+    first = (view or second).inputs[0].made_by("Convolution", "Gemm")
+    if first is None or not is_pointwise(second):
         return False
     before = first["constantN"] * first["constantK"] if first.type == "Gemm" else first["weight_data_size"]
     outputs, both = second["num_output"], before + second["weight_data_size"]

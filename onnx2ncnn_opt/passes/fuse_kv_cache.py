@@ -56,8 +56,8 @@ def _next(layer: Layer, kind: str) -> Layer | None:
 
 def _join(blob: Blob) -> Layer | None:
     """Return the Concat that computes a blob, before views, if its first part is an input of the net."""
-    layer = before_views(blob).producer
-    return layer if layer is not None and layer.type == "Concat" and before_views(layer.inputs[0]).is_input else None
+    layer = before_views(blob).made_by("Concat")
+    return layer if layer is not None and before_views(layer.inputs[0]).is_input else None
 
 
 def _with_cache(sdpa: Layer) -> Replacement:

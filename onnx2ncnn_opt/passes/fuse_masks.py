@@ -68,6 +68,5 @@ def move_limit_before_scores(scores: Blob, mask: Blob, softmax: Layer, limit: La
 def _is_product(blob: Blob) -> bool:
     """Return True for the product of queries and keys, also times a number."""
     layer = blob.producer
-    if layer is not None and _SCALED.fits(layer):
-        layer = layer.input.producer
-    return layer is not None and layer.type == "MatMul"
+    scores = layer.input if layer is not None and _SCALED.fits(layer) else blob
+    return scores.made_by("MatMul") is not None

@@ -206,14 +206,13 @@ def _core(layer: Layer) -> _Core | None:
 
 def _without_gate(core: _Core) -> _Core:
     """Return the attention before a column of equal numbers multiplies its queries, and the column as gate."""
-    product = core.q.producer
-    if product is None or not product.computes(BinaryOp.MUL, scalar=False):
+    product = core.q.computed_by(BinaryOp.MUL, scalar=False)
+    if product is None:
         return core
     plain, gate = product.inputs
     if plain.shape is None or plain.shape != core.q.shape or len(gate.shape or ()) != len(plain.shape):
         return core
-    view = gate.producer
-    gate = view.input if view is not None and view.type == "ExpandDims" else gate
+    gate = view.input if (view := gate.made_by("ExpandDims")) is not None else gate
     return core._replace(q=plain, gate=gate, layers=(*core.layers, product)) if _has_equal_rows(gate) else core
 
 

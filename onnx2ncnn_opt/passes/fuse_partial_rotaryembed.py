@@ -72,8 +72,7 @@ def fuse_partial_rotaryembed(sdpa: Layer) -> Replacement | None:
 
 def _is_joined(blob: Blob) -> bool:
     """Return True if a blob is a view of a Concat."""
-    join = before_views(blob).producer
-    return join is not None and join.type == "Concat"
+    return before_views(blob).made_by("Concat") is not None
 
 
 def _part(blob: Blob, order: Mapping[Layer, int]) -> _Part | None:

@@ -143,8 +143,8 @@ def fuse_sdpa(
 
 def _is_divided(mask: Blob) -> bool:
     """Return True for a product with the lowest float32 that `limit_mask_fill` keeps: its factor may be negative."""
-    product = mask.producer
-    if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
+    product = mask.computed_by(BinaryOp.MUL, scalar=True)
+    if product is None or product["b"] > -INFINITE:
         return False
     factor = Ranges().of(product.input)
     return not factor.is_integer and factor.low < 0

@@ -192,8 +192,8 @@ class _Masks:
             return len({*_numbers(layer)[_numbers(layer) <= _HIDING].tolist(), -np.inf}) == 2
         if layer.computes(BinaryOp.MUL):
             return self.ranges.of(layer.input).is_integer
-        log = layer.inputs[0].producer if layer.type != "Eltwise" else None
-        return log is not None and log.type == "Log" and self._is_integer(log.input)
+        log = layer.inputs[0].made_by("Log") if layer.type != "Eltwise" else None
+        return log is not None and self._is_integer(log.input)
 
     def _is_integer(self, blob: Blob) -> bool:
         """Return True if a blob has only integers, also if Interp (nearest) repeats them to a dynamic length."""

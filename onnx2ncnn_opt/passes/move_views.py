@@ -181,8 +181,8 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
 
 
 def _is_constant(blob: Blob) -> bool:
-    layer = blob.producer
-    if layer is None or layer.type != "MemoryData" or len(layer.outputs) != 1:
+    layer = blob.made_by("MemoryData")
+    if layer is None or len(layer.outputs) != 1:
         return False
     return layer.weights.stored("data").encoding is Encoding.FP32
 

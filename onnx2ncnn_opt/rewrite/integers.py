@@ -115,8 +115,7 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
         if not is_integer and not all(ranges.of(x).is_integer for x in layer.inputs):
             continue
         # A mask costs nothing at the start of a net, and a cast is a layer.
-        source = layer.inputs[0].producer
-        is_first = layer.type == "Interp" and source is not None and source.type == "MemoryData"
+        is_first = layer.type == "Interp" and layer.inputs[0].made_by("MemoryData")
         if is_first or not all(_is_held(ranges, output) for output in layer.outputs):
             reasons[layer] = reason
             pending += layer.inputs[:1] if layer.type == "GridSample" else layer.inputs

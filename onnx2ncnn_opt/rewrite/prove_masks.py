@@ -140,8 +140,8 @@ def added_inputs(graph: Graph) -> list[Blob]:
         added: tuple[Blob, ...] = ()
         if layer.type in ATTENTION and layer["attn_mask"]:
             added = (layer.inputs[operand_count(layer)],)
-        elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
-            added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
+        elif layer.type == "Softmax" and (scores := layer.input.computed_by(BinaryOp.ADD)) is not None:
+            added = scores.inputs
         sources = [blob for blob in map(unmoved, added) if blob.is_input]
         inputs |= dict.fromkeys(sources if len(sources) == 1 else ())
     return list(inputs)
@@ -231,11 +231,9 @@ def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
 
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
     """Return whether an element can be 0; an integer plus a fraction cannot."""
-    added = blob.producer
-    has_fraction = added is not None and added.computes(BinaryOp.ADD, scalar=True) and added["b"] % 1
-    if added is not None and has_fraction and ranges.of(added.input).is_integer:
-        return False
-    return ranges.of(blob).has(0)
+    added = blob.computed_by(BinaryOp.ADD, scalar=True)
+    has_fraction = added is not None and added["b"] % 1 and ranges.of(added.input).is_integer
+    return not has_fraction and ranges.of(blob).has(0)
 
 
 def _largest_weight(layer: Layer) -> float:

@@ -79,14 +79,13 @@ def log(im: ImportContext, x: Tensor) -> Tensor:
 
     exp overflows in float32 at 89, in fp16 at 11; Sigmoid underflows at -104 and -17.
     """
-    layer = x.blob.producer
-    if layer is not None and layer.type == "Sigmoid":
-        negative = im.apply(im.like(x, layer.inputs[0]), UnaryOp.NEG)
+    if (sigmoid := x.blob.made_by("Sigmoid")) is not None:
+        negative = im.apply(im.like(x, sigmoid.input), UnaryOp.NEG)
         return im.apply(softplus(im, negative), UnaryOp.NEG)
-    if layer is not None and layer.computes(BinaryOp.ADD, scalar=True) and layer["b"] == 1:
-        exp = layer.inputs[0].producer
-        if exp is not None and exp.computes(UnaryOp.EXP):
-            return softplus(im, im.like(x, exp.inputs[0]))
+    total = x.blob.computed_by(BinaryOp.ADD, scalar=True)
+    exp = total.input.computed_by(UnaryOp.EXP) if total is not None and total["b"] == 1 else None
+    if exp is not None:
+        return softplus(im, im.like(x, exp.input))
     return im.unary(x, "Log")  # UnaryOp log returns NaN for 0
 
 

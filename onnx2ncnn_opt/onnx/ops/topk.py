@@ -126,8 +126,8 @@ def _are_ties_chance(blob: Blob) -> bool:
 
 def _joined(layer: Layer, blob: Blob) -> Blob | None:
     """Return the operand of a Concat that a Crop or Slice picks; None for other layers and other parts."""
-    joined = layer.input.producer if layer.type in ("Crop", "Slice") else None
-    if joined is None or joined.type != "Concat":
+    joined = layer.input.made_by("Concat") if layer.type in ("Crop", "Slice") else None
+    if joined is None:
         return None
     axis, others = joined["axis"], layer.outputs[: layer.outputs.index(blob)]
     at = sum(x.known_shape[axis] for x in others) if layer.type == "Slice" else layer["starts"][0]

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import product
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.ranges import EXP_LIMIT, Ranges
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
@@ -32,18 +32,17 @@ def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_
     """Clip, or ReLU for its bounds; for a quotient that may be 0 / 0, max and min, which keep NaN."""
     # .param files cannot express infinite bounds.
     low, high = np.clip((low, high), -FLT_MAX, FLT_MAX).tolist()
-    if _may_be_0_by_0(x.blob.producer):
+    if _may_be_0_by_0(x.blob):
         above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
         return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
     return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
 
 
-def _may_be_0_by_0(layer: Layer | None) -> bool:
-    if layer is None or not layer.computes(BinaryOp.DIV, scalar=False):
+def _may_be_0_by_0(quotient: Blob) -> bool:
+    layer = quotient.computed_by(BinaryOp.DIV, scalar=False)
+    if layer is None or any(blob.made_by("MemoryData") for blob in layer.inputs):
         return False
-    producers = [blob.producer for blob in layer.inputs]
-    is_constant = any(producer is not None and producer.type == "MemoryData" for producer in producers)
-    return not is_constant and all(Ranges().of(blob).has(0) for blob in layer.inputs)
+    return all(Ranges().of(blob).has(0) for blob in layer.inputs)
 
 
 def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:

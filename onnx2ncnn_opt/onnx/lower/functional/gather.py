@@ -212,8 +212,8 @@ def kept(im: ImportContext, data: Value, shape: Shape, axis: int) -> tuple[Value
 
 def repeated_rows(indices: Tensor, axis: int) -> Tensor | None:
     """Return the indices along an axis if a Tile repeats them along all other axes: they pick whole rows."""
-    view, tile = indices.view, indices.blob.producer
-    if tile is None or tile.type != "Tile" or tile.input.shape is None or len(tile.input.shape) != len(view.dims):
+    view, tile = indices.view, indices.blob.made_by("Tile")
+    if tile is None or tile.input.shape is None or len(tile.input.shape) != len(view.dims):
         return None
     tiled = {atom for size, group in zip(tile.input.shape, view.dims, strict=True) if size == 1 for atom in group}
     if tiled & {*view.axes[axis]} or any({*atoms} - tiled for a, atoms in enumerate(view.axes) if a != axis):

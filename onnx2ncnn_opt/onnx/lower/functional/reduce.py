@@ -61,8 +61,7 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
         dims = sorted(d for d in (laid_out.view.dim_of(axis) for axis in axes) if d is not None)
     groups = laid_out.view.dims
     inner = max((i + 1 for i, group in enumerate(groups) if group and i not in dims), default=0)
-    before = laid_out.blob.producer
-    if before is not None and before.type == "Reduction" and 0 < inner <= dims[0]:
+    if laid_out.blob.made_by("Reduction") and 0 < inner <= dims[0]:
         dims = list(range(inner, len(groups)))  # with the sizes of 1 that it left: one layer can reduce them all
     kept_dims = [i for i in range(len(groups)) if i not in dims]
     # A size of 1 after the kept dims is redundant; before them it keeps later broadcasts aligned.

@@ -82,10 +82,8 @@ def _complement(im: ImportContext, mask: Mask) -> Mask:
 
 def _rest_of_one(mask: Tensor) -> Tensor | None:
     """Return x if the mask is 1 - x."""
-    layer = mask.blob.producer
-    if layer is None or not layer.computes(BinaryOp.RSUB, scalar=True) or layer["b"] != 1:
-        return None
-    return Tensor(layer.input, mask.view, mask.dtype)
+    layer = mask.blob.computed_by(BinaryOp.RSUB, scalar=True)
+    return Tensor(layer.input, mask.view, mask.dtype) if layer is not None and layer["b"] == 1 else None
 
 
 def _of_constants(im: ImportContext, mask: Mask, a: Constant, b: Constant) -> Value:
@@ -106,17 +104,15 @@ def _chooses_zeros(mask: Mask, x: Value) -> bool:
     """Return True if a mask chooses only zeros of x, as ``where(x != 0, c, x)`` does in transformers."""
     if not isinstance(mask, Tensor) or not isinstance(x, Tensor) or x.view != mask.view:
         return False
-    test = mask.blob.producer
-    is_test = test is not None and test.type == "Threshold" and test["threshold"] == -FLT_MIN
-    negative = test.input.producer if test is not None and is_test else None
-    size = negative.input.producer if negative is not None and negative.computes(UnaryOp.NEG) else None
-    return size is not None and size.computes(UnaryOp.ABS) and size.input is x.blob
+    test = mask.blob.made_by("Threshold")
+    negative = test.input.computed_by(UnaryOp.NEG) if test is not None and test["threshold"] == -FLT_MIN else None
+    size = negative.input.computed_by(UnaryOp.ABS) if negative is not None else None
+    return size is not None and size.input is x.blob
 
 
 def _tensor_or_constant(im: ImportContext, mask: Mask, x: Tensor | Constant, other: Constant) -> Value:
     """Return x where `mask` is 1, a constant elsewhere; of scores plus a mask, choose between mask and constant."""
-    layer = x.blob.producer if isinstance(x, Tensor) else None
-    is_sum = layer is not None and layer.computes(BinaryOp.ADD, scalar=False)
+    is_sum = isinstance(x, Tensor) and x.blob.computed_by(BinaryOp.ADD, scalar=False)
     terms = im.operands_of(x) if isinstance(x, Tensor) and is_sum else None
     lowest = other.scalar if other.scalar is not None and other.scalar < 0 else math.nan
     for term, rest in itertools.permutations(terms or (), 2):
@@ -202,15 +198,15 @@ def _finite_elsewhere(im: ImportContext, x: Value, chosen: Mask, depth: int = _D
 
 def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
     """Return the activation for ``where(a > t, a, f(a))``; None if ncnn has none."""
-    compared = mask.blob.producer
-    if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
+    compared = mask.blob.made_by("Threshold")
+    if compared is None or not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None
     x, limit, other = a.blob, float(compared["threshold"]), b.blob.producer
     if other is None or compared.input is not x or a.view != b.view or a.view != mask.view:
         return None
     if limit >= _SOFTPLUS_IS_X and other.computes(BinaryOp.MAX, scalar=False):
-        softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
-        return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
+        softplus = any(blob.made_by("Softplus") for blob in other.inputs if blob is not x)
+        return b if x in other.inputs and softplus else None
     if abs(limit) > np.finfo(np.float32).tiny:
         return None
     factor, inner = (float(other["b"]), other.input) if other.computes(BinaryOp.MUL, scalar=True) else (1.0, b.blob)
@@ -222,13 +218,13 @@ def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor |
 def _bounded(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
     """Simplify ``where(x > c, c, x)`` to the smaller of x and c, and ``where(x > c, x, c)`` to the larger."""
     x, bound = (b, a) if isinstance(a, Constant) else (a, b)
-    compared = mask.blob.producer
-    if compared is None or compared.type != "Threshold" or not isinstance(x, Tensor) or x.view != mask.view:
+    compared = mask.blob.made_by("Threshold")
+    if compared is None or not isinstance(x, Tensor) or x.view != mask.view:
         return None
     if not isinstance(bound, Constant) or bound.scalar is None or im.range_of(x).may_be_nan:
         return None
-    negative = compared.input.producer
-    is_less = negative is not None and negative.computes(UnaryOp.NEG) and negative.input is x.blob
+    negative = compared.input.computed_by(UnaryOp.NEG)
+    is_less = negative is not None and negative.input is x.blob
     if not is_less and compared.input is not x.blob:
         return None
     limit = -bound.scalar if is_less else bound.scalar
@@ -238,14 +234,11 @@ def _bounded(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | No
 
 
 def _is_expm1(blob: Blob, x: Blob) -> bool:
-    layer = blob.producer
-    if layer is None:
+    layer = blob.computed_by(BinaryOp.ADD, BinaryOp.SUB, scalar=True)
+    exp = layer.input.computed_by(UnaryOp.EXP) if layer is not None else None
+    if layer is None or exp is None or exp.input is not x:
         return False
-    if layer.type != "BinaryOp" or not layer["with_scalar"]:
-        return False
-    less = {BinaryOp.ADD: -1.0, BinaryOp.SUB: 1.0}.get(layer["op_type"])
-    exp = layer.input.producer
-    return less == layer["b"] and exp is not None and exp.computes(UnaryOp.EXP) and exp.input is x
+    return bool(layer["b"] == (-1 if layer.computes(BinaryOp.ADD) else 1))
 
 
 def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
@@ -255,8 +248,8 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
         return None
     if not im.range_of(b).may_be_nan:
         return b
-    softmax = blob.producer
-    if softmax is None or softmax.type != "Softmax" or not isinstance(a, Constant) or a.scalar != 0:
+    softmax = blob.made_by("Softmax")
+    if softmax is None or not isinstance(a, Constant) or a.scalar != 0:
         return None
     scores, axis = softmax.input, softmax["axis"]
     if not im.range_of(im.like(b, scores)).may_be_inf:  # with a finite fill, hidden rows are no NaN
@@ -268,14 +261,10 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
     """Return the blob whose NaN elements a mask marks, if it has the layers of IsNaN."""
-    rest_of_one = mask.blob.producer
-    if rest_of_one is None or not rest_of_one.computes(BinaryOp.RSUB, scalar=True) or rest_of_one["b"] != 1:
-        return None
-    number = rest_of_one.input.producer
-    if number is None or number.type != "Threshold" or number["threshold"] >= 0:
-        return None
-    size = number.input.producer
-    return size.input if size is not None and size.computes(UnaryOp.ABS) else None
+    other = _rest_of_one(mask)
+    number = other.blob.made_by("Threshold") if other is not None else None
+    size = number.input.computed_by(UnaryOp.ABS) if number is not None and number["threshold"] < 0 else None
+    return size.input if size is not None else None
 
 
 def _copied(im: ImportContext, mask: Mask, a: Value, b: Value) -> Value:
