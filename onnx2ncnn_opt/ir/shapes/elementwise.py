@@ -31,6 +31,10 @@ _PER_SLICE = {
 # Layers whose output has the shape of their input, and a check of it; elementwise layers need no rule.
 _CHECKS: Mapping[str, Callable[[Layer, Shape], object]] = {
     **dict.fromkeys(("Cast", "Normalize", "Packing"), lambda layer, x: None),
+    # One value per channel, and ncnn uses only the first for 1-D and 2-D blobs.
+    "Bias": lambda layer, x: equal(
+        layer, layer["bias_data_size"], x[0] if len(x) >= 3 else 1, "bias_data_size and the channels"
+    ),
     "LRN": lambda layer, x: need_rank(layer, x, 3),
     # ncnn would leave the blob unchanged for an axis outside it.
     **dict.fromkeys(("Softmax", "CumulativeSum"), lambda layer, x: data_axis(layer, len(x))),
@@ -72,13 +76,6 @@ def per_slice(layer: Layer, x: Shape) -> Shape:
     for name in _PER_SLICE[layer.type]:
         if layer[name] > 1:
             equal(layer, layer[name], x[0], f"{name} and the outermost size")
-    return x
-
-
-@shape_of("Bias")
-def bias(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; one value per channel, and ncnn uses only the first for 1-D and 2-D blobs."""
-    equal(layer, layer["bias_data_size"], x[0] if len(x) >= 3 else 1, "bias_data_size and the channels")
     return x
 
 
