@@ -67,15 +67,12 @@ def part(crop: Layer) -> tuple[int, int, int] | None:
 
 def last_row(crop: Layer) -> tuple[int, int, int] | None:
     """Return axis, `starts` and `ends` of a Crop that keeps the last element of one axis; None for other Crops."""
-    if not _is_plain(crop) or crop["starts"] != (-1,) or len(crop["ends"]) != 1 or len(crop["axes"]) != 1:
+    if len(crop.inputs) != 1 or set(crop.params) - _PARAMS:  # with expressions, or another operand
+        return None
+    if crop["starts"] != (-1,) or len(crop["ends"]) != 1 or len(crop["axes"]) != 1:
         return None
     shape, end = crop.input.shape, crop["ends"][0]
     return None if shape is None or end not in _TO_THE_END else (crop["axes"][0] % len(shape), -1, _TO_THE_END[0])
-
-
-def _is_plain(crop: Layer) -> bool:
-    """Return True if the Crop has no expressions and no other operand."""
-    return len(crop.inputs) == 1 and not set(crop.params) - _PARAMS
 
 
 def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:

@@ -40,7 +40,7 @@ def fuse_partial_rotaryembed(sdpa: Layer) -> Replacement | None:
     Products of queries and keys do not depend on the order of their columns. So the pass sorts the Gemms' columns: the
     halves of the rotated part go to the front of the row's halves. Other columns get a cosine of 1 and a sine of 0.
     """
-    if not all(map(_is_joined, sdpa.inputs[:2])):
+    if not all(before_views(blob).made_by("Concat") for blob in sdpa.inputs[:2]):
         return None
     order = {layer: i for i, layer in enumerate(sdpa.graph or ())}
     parts = [part for blob in sdpa.inputs[:2] if (part := _part(blob, order)) is not None]
@@ -68,11 +68,6 @@ def fuse_partial_rotaryembed(sdpa: Layer) -> Replacement | None:
         added += ((layer, sdpa) for layer in made)
     removed = dict.fromkeys((*sources, *(layer for part in parts for layer in part.region.layers)))
     return Replacement(tuple(removed), added=added, reads=reads)
-
-
-def _is_joined(blob: Blob) -> bool:
-    """Return True if a blob is a view of a Concat."""
-    return before_views(blob).made_by("Concat") is not None
 
 
 def _part(blob: Blob, order: Mapping[Layer, int]) -> _Part | None:

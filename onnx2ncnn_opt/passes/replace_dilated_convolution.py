@@ -20,13 +20,8 @@ LEAST_INPUTS = 48
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
-def _is_dilated(conv: Layer) -> bool:
-    """Return True for a 3x3 kernel with stride 1 and equal dilation in height and width."""
-    return has_3x3_taps(conv) and conv["dilation_h"] == conv["dilation_w"] > 1
-
-
 @rewrite(
-    op("Convolution", "conv", _is_dilated),
+    op("Convolution", "conv", lambda conv: has_3x3_taps(conv) and conv["dilation_h"] == conv["dilation_w"] > 1),
     exact=False,
     purpose="segmentation with dilated ResNets (DeepLab, PSPNet, FCN), and MeshNet",
 )

@@ -123,7 +123,7 @@ class BaselineFiles:
         try:
             with np.load(self.arrays, allow_pickle=False) as data:
                 return [
-                    Example(*(_arrays(data, number, kind, names[kind]) for kind in _KINDS))
+                    Example(*({x: data[f"{number}_{kind}_{i}"] for i, x in enumerate(names[kind])} for kind in _KINDS))
                     for number, names in enumerate(record.examples)
                 ]
         # MemoryError: a broken header may claim any size.
@@ -168,10 +168,6 @@ def _numbered(examples: Sequence[Example]) -> dict[str, Array]:
         for kind, arrays in zip(_KINDS, example, strict=True)
         for i, array in enumerate(arrays.values())
     }
-
-
-def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[str]) -> dict[str, Array]:
-    return {name: data[f"{number}_{kind}_{i}"] for i, name in enumerate(names)}
 
 
 def recorded_names(folder: Path) -> list[str]:
