@@ -191,12 +191,13 @@ class _Tables:
 
     def _steps_to(self, rows: Array, numbers: Array, source: Blob) -> Steps | None:
         """Return the steps from a blob with these numbers to a table whose rows start with `rows`; None without any."""
-        length, (width, rest) = self.sizes.size(len(rows)), divmod(numbers.size, len(rows))
+        count, rest = divmod(numbers.size, len(rows))
         if rest:
             return None
+        length, width = self.sizes.sizes((len(rows), count))
         for shape, table in (
-            ((length, width), numbers.reshape(-1, width)),
-            ((width, length), numbers.reshape(width, -1).T),
+            ((length, width), numbers.reshape(-1, count)),
+            ((width, length), numbers.reshape(count, -1).T),
         ):
             if np.array_equal(table[:, : rows.shape[1]], rows):
                 steps: Steps = () if shape == source.shape else (Regroup(shape),)
