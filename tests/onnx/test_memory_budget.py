@@ -15,6 +15,12 @@ def test_large_but_possible_at_run_time() -> None:
     assert lower(parsed(f"(float[n,1] x) => (float[] y) {{ h0 = Relu(x) {nodes} y = Sigmoid(h28) }}")).graph
 
 
+def test_a_tail_makes_no_larger_outputs() -> None:
+    nodes = " ".join(f"h{i + 1} = Concat<axis = 1>(h{i}, h{i})" for i in range(40))
+    with pytest.raises(UnsupportedError, match="elements is too large"):
+        lower(parsed(f"(float[1,3] x) => (float[] y) {{ h0 = Relu(x) {nodes} y = Sigmoid(h40) }}"))
+
+
 def test_sizes_of_types_that_numpy_lacks_are_checked_before_the_work() -> None:
     body = "b = Cast<to = 16>(x) t = Tile(b, n) f = Cast<to = 1>(t) y = Sigmoid(f)"
     with pytest.raises(UnsupportedError, match=r"Tile .*: its result of 1048576 x 1048576 elements is too large"):

@@ -58,7 +58,10 @@ def split(
         except ModelError as damaged:  # an attribute or a type that tails lack
             problem = str(damaged)
         else:
-            return tail
+            sizes = (size for shape in tail.shapes.values() for size in shape if isinstance(size, int))
+            if (largest := max(sizes, default=0)) < 2**31:
+                return tail
+            problem = f"an output of {largest} elements along an axis is too large for a tail"
     whole = error()
     raise UnsupportedError(whole.nodes, "\n".join(filter(None, (whole.advice, problem))), *whole.cuts)
 
