@@ -48,10 +48,8 @@ def _run(bootstrap: str) -> None:
         if sys.path[0] == os.getcwd():  # of `python -m`
             del sys.path[0]
         exec(bootstrap, {"__name__": "__main__"})
-    except SystemExit as end:
-        result = end.code
-    except BaseException:
-        result = traceback.format_exc()
+    except BaseException as end:
+        result = end.code if isinstance(end, SystemExit) else traceback.format_exc()
     if result:
         print(result, file=sys.stderr)
     os._exit(1 if result else 0)
