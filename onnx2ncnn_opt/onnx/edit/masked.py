@@ -93,12 +93,14 @@ def _in_order(
         graph.register_initializer(value)
         return value
 
-    sizes, columns = [*(mask.shape or ())], [*(x.shape or ())][-1:]
-    if len(sizes) != len(x.shape or ()) or sizes[-1:] != [1] or not isinstance(columns[0], int):
-        mask, columns = made("Expand", mask, made("Shape", x)), [1]  # else it chooses rows of x, and takes whole rows
-    chosen = made("Cast", made("Reshape", mask, [-1]), to=onnx_ir.DataType.INT64)
+    size, columns = made("Shape", x), [*(x.shape or ())][-1:]
+    if len(mask.shape or ()) == len(x.shape or ()) and [*(mask.shape or ())][-1:] == [1] and isinstance(columns[0], int):
+        places = made("Concat", made("Slice", size, [0], [-1]), [1], axis=0)  # it chooses rows of x, of all columns
+    else:
+        places, columns = size, [1]
+    chosen = made("Cast", made("Reshape", made("Expand", mask, places), [-1]), to=onnx_ir.DataType.INT64)
     index = made("Sub", made("CumSum", chosen, 0), 1)
-    return made("Reshape", made("Gather", made("Reshape", row, [-1, *columns]), index), made("Shape", x))
+    return made("Reshape", made("Gather", made("Reshape", row, [-1, *columns]), index), size)
 
 
 def _with_axes(graph: onnx_ir.Graph, scatter: onnx_ir.Node, mask: onnx_ir.Value, count: int) -> onnx_ir.Value:
