@@ -93,11 +93,12 @@ def _in_order(
         graph.register_initializer(value)
         return value
 
-    size, columns = made("Shape", x), [*(x.shape or ())][-1:]
-    if len(mask.shape or ()) == len(x.shape or ()) and [*(mask.shape or ())][-1:] == [1] and isinstance(columns[0], int):
-        places = made("Concat", made("Slice", size, [0], [-1]), [1], axis=0)  # it chooses rows of x, of all columns
+    axes, columns = [*(mask.shape or ())], [*(x.shape or ())]
+    size = places = made("Shape", x)
+    if len(axes) == len(columns) and axes[-1:] == [1] and isinstance(columns[-1], int):  # it chooses rows of x
+        places, columns = made("Concat", made("Slice", size, [0], [-1]), [1], axis=0), columns[-1:]
     else:
-        places, columns = size, [1]
+        columns = [1]
     chosen = made("Cast", made("Reshape", made("Expand", mask, places), [-1]), to=onnx_ir.DataType.INT64)
     index = made("Sub", made("CumSum", chosen, 0), 1)
     return made("Reshape", made("Gather", made("Reshape", row, [-1, *columns]), index), size)
