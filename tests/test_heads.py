@@ -78,7 +78,7 @@ def tails() -> dict[str, tuple[Path, Program]]:
 def test_headers_give_the_same_bits(tmp_path: Path) -> None:
     """NumPy, the compiled header and the printed NumPy agree on the model's own numbers, and on random ones."""
     programs = tails()
-    assert len(programs) >= 9
+    assert len(programs) >= 6
     library = Library(tmp_path, {name: program for name, (_, program) in programs.items()}, "-O0")
     for name, (path, program) in programs.items():
         space: dict[str, object] = {"np": np}

@@ -20,9 +20,11 @@ from onnx2ncnn_opt.errors import ConversionError, UnsupportedError, UsageError, 
 from onnx2ncnn_opt.inputs.draws import Draw, draw_inputs
 from onnx2ncnn_opt.ir.attention import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.detections import after_boxes, counting, decisive, selection, sorted_indices
 from onnx2ncnn_opt.ir.dim import Dim, Sym, sum_of, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
 from onnx2ncnn_opt.ir.tables import tables
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -122,6 +124,7 @@ class Conversion(NetResult[Files]):
     cost: tuple[str, ...] = ()
     tail: Tail | None = None
     kept: Mapping[str, str] = field(default_factory=dict)
+    candidates: tuple[Port, ...] = ()
 
     against = "ONNX Runtime"
 
@@ -158,6 +161,8 @@ class Conversion(NetResult[Files]):
 
     def _output(self, port: Port, listing: Listing, caches: Mapping[Blob, Cache]) -> Entry:
         entry, layer = _entry(port, listing.names, caches), selection(port.blob)
+        if self.candidates:  # there are always as many rows
+            return replace(entry, boxes=entry.blob if port.blob in after_boxes(self.graph) else None)
         return entry if layer is None else replace(entry, shape=(None, 6), boxes=listing.tops[layer.output])
 
     def _sorts(self, listing: Listing) -> Iterator[Sort]:
@@ -170,6 +175,7 @@ class Conversion(NetResult[Files]):
 
     def _candidates(self, listing: Listing) -> Iterator[Entry]:
         """Yield the boxes and scores from which the net selects boxes; their Mats have no batch of 1."""
+        yield from (_entry(port, listing.tops, {}) for port in self.candidates)
         calls = {node.outputs[0].name: names_of(node.inputs) for node in self.model.graph if node.op_type == SELECTION}
         for port in self.outputs:
             layer = selection(port.blob)
@@ -320,6 +326,16 @@ class _Request(NamedTuple):
         storage, masks = finish(
             graph, encoding=self.encoding, masks=options.masks, integers=integers, minimum=imported.minimum
         )
+        outputs, candidates = outputs[: (n := len(outputs) - imported.candidates)], outputs[n:]
+        inner = {port.blob for port in candidates}
+        made = reached(
+            inner and after_boxes(graph), lambda x: x.producer.inputs if x.producer and x not in inner else ()
+        )
+        # Rows depend on candidates alone, and these not on each other. A blob that no layer reads would be an output.
+        is_free = not any(inner & computed_from(graph, [blob]) - {blob} for blob in inner)
+        if any(blob.is_input for blob in made) or not is_free or not all(blob.users for blob in inner):
+            return self._replace(selects=False).conversion(stepwise=stepwise)
+        graph.outputs = [port.blob for port in outputs]
         of_model = [info.name for info in imported.tail.outputs] if imported.tail else [port.name for port in outputs]
         places = {port.blob: of_model.index(port.name) for port in outputs if port.name in of_model}
         name_blobs(graph, options.blob_names, places)
@@ -343,6 +359,7 @@ class _Request(NamedTuple):
             appended=self.appended,
             tail=imported.tail,
             kept=imported.kept,
+            candidates=candidates,
         )
 
     def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
@@ -369,7 +386,7 @@ class _Request(NamedTuple):
         tail = "never" if selects else options.tail
         try:
             with for_ultralytics(loaded.metadata) if options.client else nullcontext():
-                imported = import_model(loaded, **axes, custom=custom, tail=tail)
+                imported = import_model(loaded, **axes, custom=custom, tail=tail, selects=self.selects)
         except UnsupportedError:
             if not selects:
                 raise

@@ -14,6 +14,7 @@ _COUNTING = frozenset({"BinaryOp", "DeepCopy", "Dropout", "Reduction", "Reshape"
 # A DetectionOutput sorts if its scores end in numbers that pass the threshold, and if no box removes another.
 LOWEST = -2e38
 ALL = 2**31 - 1
+BY_RANK = -0.5  # the least score if scores are ranks
 # The scores say how many classes there are, and the prior boxes are taken as they are.
 OF_BOXES: dict[str, Any] = {"num_class": -233, **dict.fromkeys((f"variances{i}" for i in range(4)), 0.0)}
 SORT = {**OF_BOXES, "nms_threshold": 1.5, "confidence_threshold": -3e38}

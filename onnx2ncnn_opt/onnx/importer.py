@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
-from onnx2ncnn_opt.onnx.cut.extract import Tail
+from onnx2ncnn_opt.onnx.cut.extract import Tail, selecting
 from onnx2ncnn_opt.onnx.cut.partition import split
 from onnx2ncnn_opt.onnx.edit.masked import choose_by_masks
 from onnx2ncnn_opt.onnx.items import Batch
@@ -42,6 +42,7 @@ class Imported(NamedTuple):
     kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
     model: LoadedModel
     tail: Tail | None = None
+    candidates: int = 0  # the last outputs: inner values from which the net selects rows
 
 
 class Import(Walk):
@@ -114,15 +115,16 @@ def import_model(
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
     tail: str = "never",
+    selects: bool = True,
 ) -> Imported:
     """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
     `batch_axes` fixes for inputs by name which axis is the Mat's batch count (None: no axis); `onnx.batch` infers the
     others. `output_axes` does so for outputs; others leave in the cheapest layout. `types` is the graph's table of
-    layers. `custom` operators become layers of their own. Unless `tail` is "never", nodes that ncnn cannot express may
-    move to a tail, with "auto" also nodes of many layers; the model's graph then ends before them. Raises
-    UnsupportedError with all other such nodes. Raises UsageError for unknown inputs in `batch_axes` and unknown
-    operators in `custom`.
+    layers. `custom` operators become layers of their own. If it `selects`, the net itself may choose rows of
+    NonMaxSuppression. Unless `tail` is "never", nodes that ncnn cannot express may move to a tail, with "auto" also
+    nodes of many layers; the model's graph then ends before them. Raises UnsupportedError with all other such nodes.
+    Raises UsageError for unknown inputs in `batch_axes` and unknown operators in `custom`.
     """
 
     requested = batch_axes or {}
@@ -135,6 +137,10 @@ def import_model(
     net, single = _net_of(start, whole)
     if net is not None:
         return net
+    inner = selecting(model, whole.values) if selects and not whole.is_broken else None
+    chosen = _attempted(partial(start, is_short=False), inner, requested).imported() if inner else None
+    if inner and chosen is not None:
+        return chosen._replace(model=model, candidates=len(inner.outputs) - len(model.outputs))
     if tail == "never" or whole.is_broken:
         raise whole.error()
     try:
@@ -143,7 +149,7 @@ def import_model(
     except UnsupportedError:
         if not (single or whole).is_limited:
             raise
-        fixed = {"batch_axes": requested, "output_axes": output_axes}
+        fixed: dict[str, Any] = {"batch_axes": requested, "output_axes": output_axes, "selects": False}
         return import_model(model, **fixed, types=types, custom=custom, tail="only-needed")
     head = _attempted(start, tail_part.without(model), requested)
     net, _ = _net_of(start, head)

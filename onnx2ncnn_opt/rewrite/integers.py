@@ -7,7 +7,7 @@ integers. fp16 holds integers exactly up to 2048, and computes positions in an i
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample
-from onnx2ncnn_opt.ir.detections import counting, is_sort
+from onnx2ncnn_opt.ir.detections import BY_RANK, counting, is_sort
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import COMPUTED_SIDE, COUNTED
@@ -19,6 +19,8 @@ from onnx2ncnn_opt.ir.spec import Trait
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _POSITIONS = _CALCULATES | {"GridSample", "Pooling1D"}  # layers that compute positions in an image
 _COUNTED = frozenset({"CumulativeSum", "Dequantize", "MemoryData", "Reduction"})
+_RANKS = _POSITIONS | {"DetectionOutput", "MemoryData", "Padding", "Threshold"}  # and boxes that classes move apart
+_RANKS |= {"Concat", "Crop", "DeepCopy", "Permute", "Reshape", "Slice", "Tile"}
 _COMPUTES = _CALCULATES | {"MatMul", "Threshold"}
 
 
@@ -66,6 +68,10 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
                 cones |= cone
         elif is_sort(layer):
             _collect_around(layer, "it sorts numbers and their indices, or computes with these", ranges, cones)
+        elif layer.type == "DetectionOutput" and layer["confidence_threshold"] == BY_RANK:
+            after = reached([layer], lambda x: (user for blob in x.outputs for user in blob.users))
+            made = reached(after, lambda x: (y for b in x.inputs if (y := b.producer) and y.type in _RANKS))
+            cones |= dict.fromkeys(made, "it selects boxes by their ranks, or computes with these")
     cones |= _counting(graph, ranges)
     yield from cones.items()
 

@@ -11,39 +11,49 @@ _LARGEST = 1e18  # of corners: the area of larger boxes is no float32
 _MARGIN = 2.0**-21  # of the largest coordinate: rounding errors of corners
 
 
-def judge_selection(rows: Array, boxes: Array, *limits: Any) -> tuple[Status, str]:
-    """Return the status of selected boxes with the reason, see `wrong_selection`; `limits` are its other arguments."""
+def judge_selection(rows: Array, boxes: Array, *others: Any) -> tuple[Status, str]:
+    """Return the status of selected boxes with the reason, see `wrong_selection`; `others` are its other arguments."""
     if not (np.abs(boxes) < _LARGEST).all():
         return "unproven", "the areas of its boxes are too large for float32"
-    problem = wrong_selection(rows, boxes, *limits)
+    problem = wrong_selection(rows, boxes, *others)
     return ("mismatch", f"its boxes are not a selection from the net's values: {problem}") if problem else ("ok", "")
 
 
-def wrong_selection(rows: Array, boxes: Array, scores: Array, most: int, iou: float, conf: float) -> str:
+def wrong_selection(
+    rows: Array, boxes: Array, scores: Array, most: int, iou: float, conf: float, table: Array | None = None
+) -> str:
     """Return how rows (x1, y1, x2, y2, score, class) differ from every greedy selection of boxes; "" if they do not.
 
-    `scores` are [classes, boxes]. Equal scores may be in any order, and an IoU may have rounding errors.
+    `scores` are [classes, boxes]. A `table` has other rows, of the boxes of one class; then rows of zeros follow the
+    selected ones. Equal scores may be in any order, and an IoU may have rounding errors.
     """
-    taken = np.zeros(scores.shape, bool)
-    for *box, score, label in rows:
-        is_class = 0 <= label < len(scores) and label == int(label)
-        near = (np.abs(boxes - box) <= _MARGIN * np.abs(box).max()).all(1)
-        fits = near & (scores[int(label)] == score) & ~taken[int(label)] if is_class else near & False
-        if not fits.any() or not score > conf:
-            return f"no candidate is {[round(float(x), 3) for x in box]} with score {score:.6g} and class {label:g}"
-        taken[int(label), np.argmax(fits)] = True
-    if len(rows) > most or (np.diff(rows[:, 4]) > 0).any():
+    labels, index = np.nonzero(scores > conf)
+    corners = np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1)[index]
+    found, places = scores[labels, index], list[int]()
+    if table is None:
+        table = np.concatenate([corners, found[:, None], labels[:, None]], 1)
+    else:
+        table, rows = table[index], rows.reshape(-1, table.shape[1])
+        rows = rows[: np.flatnonzero(rows.any(1)).max(initial=-1) + 1]
+    for row in rows:
+        allowed = _MARGIN * np.abs(row)
+        allowed[:4] = allowed[:4].max()  # corners have rounding errors of the largest one
+        fits = (np.abs(table - row) <= allowed).all(1)
+        fits[places] = False
+        if not fits.any():
+            return f"no candidate is {row.round(3).tolist()}"
+        places.append(int(np.argmax(fits)))
+    if len(rows) > most or (np.diff(found[places]) > 0).any():
         return f"they are not the best {most} in order"
-    for label in range(len(scores)):
-        own, others = rows[rows[:, 5] == label], np.flatnonzero((scores[label] > conf) & ~taken[label])
-        shared = _overlaps(own[:, :4], own[:, :4], -_MARGIN) > iou
-        if np.triu(shared, 1).any():
-            return f"two boxes of class {label} overlap"
-        left = scores[label, others]
-        is_removed = (_overlaps(boxes[others], own[:, :4], _MARGIN) > iou) & (left[:, None] <= own[:, 4])
-        is_beyond = left <= rows[-1, 4] if len(rows) == most else np.zeros(len(left), bool)
-        if not (is_removed.any(1) | is_beyond).all():
-            return f"a box of class {label} is missing, which no better one overlaps"
+    is_other = ~np.isin(np.arange(len(found)), places)
+    shared = (labels[places, None] == labels[places]) & (_overlaps(corners[places], corners[places], -_MARGIN) > iou)
+    if np.triu(shared, 1).any():
+        return "two boxes of a class overlap"
+    is_better = (labels[is_other, None] == labels[places]) & (found[is_other, None] <= found[places])
+    is_removed = is_better & (_overlaps(corners[is_other], corners[places], _MARGIN) > iou)
+    is_beyond = found[is_other] <= found[places[-1]] if len(rows) == most else np.zeros(is_other.sum(), bool)
+    if not (is_removed.any(1) | is_beyond).all():
+        return "a box is missing, which no better one overlaps"
     return ""
 
 

@@ -37,8 +37,8 @@ from onnx2ncnn_opt.verification.notes import model_notes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.order import NetOrder
 from onnx2ncnn_opt.verification.outputs import Attempt, OutputComparison
-from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes
-from onnx2ncnn_opt.verification.tail import BoxJudge, TailJudge
+from onnx2ncnn_opt.verification.report import VerifyReport, check_outputs, is_wrong, judge_modes, merged
+from onnx2ncnn_opt.verification.tail import TailJudge, boxes_of, judge_boxes, other_values
 
 _MIN_RUNS = 2  # on ordinary and large inputs
 _RUNS_LIKE_DATA = 2
@@ -173,7 +173,7 @@ class _ModelJudge:
         self.options, self.manifest, self.model = model.options, model.manifest, model.model
         self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
         self.tail = TailJudge(runner) if runner is not None else None
-        self._boxes = BoxJudge.of(self.manifest, model.source)
+        self._boxes = boxes_of(self.manifest, model.model)
         self.done: list[Run] = []
         self.like_data: list[Run] = []
         self._decoder = model.decoder
@@ -243,13 +243,22 @@ class _ModelJudge:
         """Return the reports on the tail, or on boxes that the net selects, of right numbers."""
         tail, boxes = self.tail if mode == "fp32" else None, self._boxes
         if is_wrong(rows):
-            names = tail.names if tail else boxes.names if boxes else []
+            names = tail.names if tail else [port.name for port in boxes.program.outputs] if boxes else []
             reason = "the numbers before it are wrong already"
             return [OutputReport(name, None, "unproven", reason, rule="unproven") for name in names]
         if tail:
             return tail.judge(run.feeds, run.reference)
-        values = attempt.comparison.values(attempt.found.outputs) if boxes else {}
-        return boxes.judge(values, attempt.found.boxes) if boxes else []
+        if not boxes:
+            return []
+        values, manifest = attempt.comparison.values(attempt.found.outputs), self.manifest
+        reports = judge_boxes(boxes, values, attempt.found.boxes)
+        if manifest is None or not boxes.shape or run is not self.done[0] or mode != "fp32":
+            return reports
+        values, slots = other_values(values), [Slot.of(entry) for entry in manifest.model_outputs if entry.boxes]
+        feeds = model_feeds([*attempt.way, *map(Slot.of, manifest.candidates)], {**run.feeds, **values})
+        found = self._runner.extract(feeds, [slot.fetch for slot in slots])
+        others = judge_boxes(boxes, values, {slot.name: found[slot.blob] for slot in slots})
+        return [merged(rows) for rows in zip(reports, others, strict=True)]
 
     def _with_plain(self, rows: Sequence[OutputReport], comparison: OutputComparison) -> Sequence[OutputReport]:
         """Return the reports with ncnn's plain kernels, which have rounding errors only, if these are wrong."""

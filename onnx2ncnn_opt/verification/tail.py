@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from subprocess import TimeoutExpired
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import Error, RunError
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.edit.append import selection_model
+from onnx2ncnn_opt.onnx.cut.extract import nodes_between
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
-from onnx2ncnn_opt.tail.program import Node, Port, Program
-from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.program import Node
+from onnx2ncnn_opt.tail.table import Table, table_of
 from onnx2ncnn_opt.verdict.errors import Tolerance, compare
 from onnx2ncnn_opt.verdict.rows import judge_selection
 from onnx2ncnn_opt.verdict.rules import within
@@ -32,7 +32,7 @@ from onnx2ncnn_opt.verification.model_accuracy import SAFETY
 from onnx2ncnn_opt.verification.report import is_wrong, merged, missing
 
 _TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
-_LEVELS = 16  # of values with many ties
+_LEVELS, _LARGE = 64, 128  # of values with many ties, and how many of these are above 1/2
 _RUNS = 3  # of a node with errors
 Feeds = Mapping[str, Array]
 
@@ -55,7 +55,7 @@ class TailJudge:
             reports = self._reports(feeds, reference)
             if not is_first:
                 return reports
-            coarse = {**feeds, **{cut: _coarse(feeds[cut]) for cut in self._runner.tail.inputs}}
+            coarse = {**feeds, **other_values({cut: feeds[cut] for cut in self._runner.tail.inputs})}
             with closing(OrtRunner(self._runner.data, threads=None, once=True)) as session:
                 ties = self._reports(coarse, session.run_any(coarse), "where numbers are equal, ")
         except Error as error:
@@ -109,39 +109,44 @@ class TailJudge:
         return "", [f"the tail's C++ header, compiled by {compiled.compiler}, gives the same numbers"]
 
 
-@dataclass(frozen=True)
-class BoxJudge:
-    """The nodes that select boxes from a net's candidates, in the net itself; `names` are their outputs."""
+def boxes_of(manifest: Manifest | None, model: LoadedModel) -> Table | None:
+    """Return the table from which the nodes after a net's candidates select, in the net itself; None for other nets."""
+    items = {entry.name: entry for entry in (manifest.candidates if manifest else ())}
+    names = [entry.name for entry in (manifest.model_outputs if manifest else ()) if entry.boxes]
+    return table_of(nodes_between(model, items, names)) if items else None
 
-    program: Program
 
-    @classmethod
-    def of(cls, manifest: Manifest | None, source: Path | bytes) -> BoxJudge | None:
-        """Return the nodes of a manifest's model; None for a net that selects no boxes."""
-        candidates = [entry.name for entry in manifest.candidates] if manifest is not None else []
-        return cls(read_tail(selection_model(source, candidates))) if candidates else None
+def judge_boxes(table: Table, values: Feeds, boxes: Mapping[str, Array | Failure]) -> list[OutputReport]:
+    """Return the reports of a net's `boxes`: they have to be a selection from its own `values`."""
+    corners, scores, *others = table.run(values)
+    reports = []
+    for name, rows in boxes.items():
+        if isinstance(rows, Failure):
+            report = missing(name, "", rows)
+        elif table.shape and rows.shape != table.shape:
+            report = OutputReport(name, None, "shape", f"its shape is {rows.shape}, the model's {table.shape}")
+        else:
+            status, text = judge_selection(rows, corners, scores, table.most, table.iou, table.conf, *others)
+            report = OutputReport(name, None, status, text, rule="decided")
+        reports.append(report)
+    return reports
 
-    @property
-    def names(self) -> list[str]:
-        """The model's outputs of boxes."""
-        return [port.name for port in self.program.outputs]
 
-    def judge(self, values: Feeds, boxes: Mapping[str, Array | Failure]) -> list[OutputReport]:
-        """Return the reports of the net's `boxes`: they have to be a selection from its own `values`."""
-        [nms] = (node for node in self.program.nodes if node.operator == "NonMaxSuppression")
-        ports = tuple(Port(name, "float32", ()) for name in nms.inputs[:2])
-        inputs = replace(self.program, outputs=ports).run(
-            {port.name: values[port.name] for port in self.program.inputs}
-        )
-        numbers = [self.program.constants[name].item() for name in nms.inputs[2:]]
-        reports = []
-        for name, rows in boxes.items():
-            if isinstance(rows, Failure):
-                reports.append(missing(name, "", rows))
-            else:
-                status, text = judge_selection(rows, *(inputs[port.name][0] for port in ports), *numbers)
-                reports.append(OutputReport(name, None, status, text, rule="decided"))
-        return reports
+def other_values(values: Feeds) -> dict[str, Array]:
+    """Return other probabilities, 256 of them above 1/4 in few rows and columns, and moved numbers; many are equal.
+
+    Nets with random weights, for example, give all candidates the same score, perhaps below the limit.
+    """
+    draw, others = np.random.default_rng(0), dict[str, Array](values)
+    for name, array in values.items():
+        if array.dtype.kind == "f" and array.size:
+            numbers, is_share = draw.random(array.shape), 0 <= array.min() <= array.max() <= 1
+            if is_share:
+                numbers += sum(np.ix_(*map(draw.random, array.shape)))
+                numbers = 2.0 ** (-numbers.argsort(None)[::-1].argsort().reshape(array.shape) / _LARGE)
+            numbers = np.rint(numbers * _LEVELS) / _LEVELS
+            others[name] = (numbers if is_share else array * (1 + numbers / 8)).astype(array.dtype)
+    return others
 
 
 def _compared(actual: Feeds, expected: Feeds) -> list[OutputReport]:
@@ -180,14 +185,3 @@ def _defined(node: Node, x: Array | None, result: Array, right: Array) -> Array:
         return result
     limits = np.iinfo(result.dtype)
     return np.where((x > limits.min - 1.0) & (x < limits.max + 1.0), result, right)
-
-
-def _coarse(array: Array) -> Array:
-    """Round an array to a few levels; numbers in 0..1, which may be scores, are scaled so that the largest is 1."""
-    if array.dtype.kind != "f" or not np.isfinite(array).all():
-        return array
-    is_score = (array >= 0) & (array <= 1)
-    best = float(array[is_score].max(initial=0.0)) or 1.0
-    step = float(np.abs(array).max(initial=0.0)) / _LEVELS or 1.0
-    levels = np.where(is_score, np.rint(array / best * _LEVELS) / _LEVELS, np.rint(array / step) * step)
-    return np.asarray(levels.astype(array.dtype))

@@ -5,7 +5,7 @@
 
 Models of each task have random weights, and names that YAML has to quote. They are exported with fixed and dynamic
 sizes and in fp16, and converted with and without `--client ultralytics`. YOLO(...) predicts the package's own picture,
-whose sides differ. Exports with NMS and end-to-end heads have to be refused.
+whose sides differ. Exports with NMS and end-to-end heads are nets, too; those of rotated boxes have to be refused.
 """
 
 import logging
@@ -28,7 +28,7 @@ from scripts.measure.measured import parser_of, table
 _TASKS = {"yolo11n": "detect", "yolo11n-seg": "segment", "yolo11n-pose": "pose", "yolo11n-obb": "obb"}
 _MODELS = {**_TASKS, "yolo11n-cls": "classify", "yolov8n": "detect", "yolo26n": "detect", "yolo26n-pose": "pose"}
 _EXPORTS: dict[str, dict[str, Any]] = {"fixed": {}, "dynamic": {"dynamic": True}, "half": {"half": True}}
-_REFUSED: dict[str, dict[str, Any]] = {"nms": {"nms": True}, "end2end": {"end2end": True}}
+_ENDS: dict[str, dict[str, Any]] = {"nms": {"nms": True}, "end2end": {"end2end": True}}
 _SIDE, _SCORE = 320, 0.1
 _COLUMNS = (
     "model", "export", "ultralytics loads", "picture", "largest error of raw outputs", "results", "largest error",
@@ -141,7 +141,7 @@ def without_client(model: Path, task: str, expected: Prediction, folder: Path) -
 def rows(pattern: str, folder: Path) -> Iterator[tuple[object, ...]]:
     """Yield the lines of the table."""
     for name, task in _MODELS.items():
-        for export, options in {**_EXPORTS, **(_REFUSED if "cls" not in name else {})}.items():
+        for export, options in {**_EXPORTS, **(_ENDS if "cls" not in name else {})}.items():
             if pattern not in f"{name} {export}":
                 continue
             if export == "end2end" and not name.startswith("yolo26"):

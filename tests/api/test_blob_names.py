@@ -107,7 +107,7 @@ def test_names_of_pnnx_in_an_int8_net(tmp_path: Path) -> None:
 
 def test_inner_values_before_a_tail_are_no_outputs_of_the_model(tmp_path: Path) -> None:
     """The summary names the blobs that other programs see; output1 is in the net."""
-    path = ROOT / "fixtures" / "heads" / "segment_nms.dyn.onnx"
+    path = ROOT / "fixtures" / "heads" / "segment_nms-hw.dyn.onnx"
     ended = run_well(tmp_path, "convert", path, "-o", "net", "--no-verify", "--blob-names", "pnnx")
     assert [entry.blob for entry in read_manifest(tmp_path / "net.ncnn.json").outputs] == ["tail0", "out1"]
     assert "load the .param alone get tail0 in place of output0: values before the tail" in ended.out

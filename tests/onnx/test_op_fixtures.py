@@ -53,7 +53,8 @@ def test_every_operator_has_a_case() -> None:
         ("com.microsoft", name) for _, name in shown if name in ("LayerNormalization", "SimplifiedLayerNormalization")
     }
     shown |= {("com.microsoft", "DynamicQuantizeLSTM")}  # a float LSTM, which is off by its roundings: test_contrib.py
-    shown |= {("onnx2ncnn_opt", "SelectBoxes")}  # of --append: test_append.py
+    # Of --append, and of an exported NonMaxSuppression: test_append.py, test_selection.py.
+    shown |= {("onnx2ncnn_opt", name) for name in ("SelectBoxes", "SelectRows")}
     assert not {(op.domain, op.name) for op in all_ops()} - shown
 
 

@@ -188,3 +188,26 @@ def test_any_row_counts() -> None:
     assert "no candidate" in wrong_selection(rows + np.array([0, 0, 0, 0, 0, 7], np.float32), boxes, scores, *limits)
     assert judge_selection(rows[:20], boxes, scores, *limits)[0] == "mismatch"
     assert judge_selection(rows[:20], boxes * np.float32(1e17), scores, *limits)[0] == "unproven"
+
+
+def test_rows_of_a_table_that_are_no_selection() -> None:
+    """Rows stand for their candidates; rows of zeros follow."""
+    rng = np.random.default_rng(0)
+    middle, size, table = rng.random((50, 2)) * 60, rng.random((50, 2)) * 30 + 5, rng.random((50, 7)) + 1
+    boxes, scores, kept = np.concatenate([middle - size, middle + size], 1), rng.random((1, 50)), list[int]()
+    for i in np.argsort(-scores[0]):
+        sides = np.minimum(boxes[i, 2:], boxes[kept, 2:]) - np.maximum(boxes[i, :2], boxes[kept, :2])
+        shared, areas = sides.clip(0).prod(1), (2 * size[i]).prod() + (2 * size[kept]).prod(1)
+        if scores[0, i] > 0.2 and not (shared / (areas - shared) > 0.4).any():
+            kept.append(int(i))
+    rows = np.concatenate([table[kept], np.zeros((4, 7))])
+    limits = scores, len(rows), 0.4, 0.2, table
+    assert judge_selection(rows[None], boxes, *limits) == ("ok", "")
+    assert judge_selection(rows[None], boxes[:, [2, 3, 0, 1]], *limits) == ("ok", "")  # corners in any order
+    for wrong, reason in (
+        (np.delete(rows, 1, 0), "is missing"),
+        (np.insert(rows, 1, rows[0], 0), "no candidate"),
+        (rows[[1, 0, *range(2, len(rows))]], "in order"),
+        (np.insert(rows, 1, 0, 0), "no candidate"),
+    ):
+        assert reason in judge_selection(wrong, boxes, *limits)[1]

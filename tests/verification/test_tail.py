@@ -61,7 +61,7 @@ def with_constant(name: str, operator: str, old: float, new: float) -> Conversio
     ("name", "operator", "old", "new"),
     [
         ("yolo26-nhw.dyn", "Mod", 5, 6),  # the class of a box
-        ("pose_nms.dyn", "NonMaxSuppression", 0.45, 0.55),  # the threshold of overlaps
+        ("pose_nms-hw.dyn", "NonMaxSuppression", 0.45, 0.55),  # the threshold of overlaps
         ("obb_nms.dyn", "Mul", 0.25, 0.35),
         ("centernet.ts", "Div", 2, 2.1),
     ],

@@ -1,4 +1,4 @@
-"""Extraction of a tail's nodes into a separate ONNX model, and the model without them."""
+"""Extraction of a model's last nodes: as a tail with the model without them, or for a net that selects rows itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,20 @@ import onnx
 import onnx_ir
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, names_in, texts
+from onnx2ncnn_opt.errors import ModelError, RunError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, is_fixed, names_in, texts
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import size_input
+from onnx2ncnn_opt.onnx.edit.editor import Editor
+from onnx2ncnn_opt.onnx.edit.model import to_bytes
 from onnx2ncnn_opt.onnx.read import structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor
+from onnx2ncnn_opt.tail.program import Program
+from onnx2ncnn_opt.tail.reader import read_tail
+from onnx2ncnn_opt.tail.table import EXACT, table_of
 
 _IR_VERSION = 8  # the oldest one that suffices
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.DOUBLE)
@@ -79,6 +85,59 @@ class Tail:
         read = {value.name: onnx_ir.DataType(value.type.tensor_type.elem_type) for value in self.model.graph.input}
         outputs = tuple(declared.get(name) or TensorInfo(name, read[name], None) for name in self.cut)
         return replace(model, inputs=inputs, outputs=outputs, cut=self.cut)
+
+
+def selecting(model: LoadedModel, values: Mapping[str, Item | None]) -> LoadedModel | None:
+    """Return a copy of a model that has `SelectRows` in the place of its end, and candidates as further outputs.
+
+    `values` are those of the model's import. Return None if the model selects nothing, or in another way.
+    """
+    after = set[onnx_ir.Node]()
+    for node in model.graph:
+        if node.op_type == "NonZero" or any(value.producer() in after for value in structure.read_values(node)):
+            after.add(node)
+    ends = [value for value in model.graph.outputs if value.producer() in after]
+
+    # No layer may have the result of a node that moves numbers, and the last bits of scores decide the best class.
+    def before(value: onnx_ir.Value) -> Iterable[onnx_ir.Value]:
+        node = value.producer()
+        return structure.read_values(node) if node and (node in after or node.op_type in EXACT) else ()
+
+    found = {*reached(ends, before)}
+    read = [x for node in model.graph for x in node.outputs if x in found and not [*before(x)]]  # in ncnn's order
+    items = {x.name or "": y for x in read if isinstance(y := values.get(x.name or ""), Tensor) and is_fixed(y.shape)}
+    if len(items) < len(read) or len(ends) != 1:
+        return None
+    try:
+        table = table_of(nodes_between(model, items, structure.names_of(ends)))
+    except (ModelError, RunError, ValueError, KeyError):  # a tail cannot have the nodes, or see `table_of`
+        return None
+    graph = model.graph.clone()
+    inner, editor = {value.name: value for node in graph for value in node.outputs}, Editor(graph)
+    end = inner[ends[0].name]
+    last = editor.place = end.producer()
+    for name, array in table.fixed.items():
+        editor.replace(inner[name], editor.initializer(array))
+    options = {"most": table.most, "iou": table.iou, "conf": table.conf}
+    [best] = editor.nodes(structure.ROWS, [inner[name] for name in table.read], options, domain=structure.OWN)
+    editor.replace(end, editor.node("Reshape", best, [*table.shape]))
+    graph.remove(filter(None, [last, *(inner[name].producer() for name in table.fixed)]), safe=True)
+    further = (TensorInfo(name, onnx_ir.DataType.UNDEFINED, None) for name in items)
+    return replace(model, graph=graph, outputs=(*model.outputs, *further))
+
+
+def nodes_between(model: LoadedModel, items: Mapping[str, Any], outputs: Sequence[str]) -> Program:
+    """Return the nodes between `items`, values with type and shape, and outputs; ModelError if no tail has them."""
+    graph = model.graph.clone()
+    structure.cut(graph, outputs)
+    graph.inputs.clear()
+    for old in [value for node in graph for value in node.outputs if value.name in items]:
+        item = items[old.name or ""]
+        new = onnx_ir.val(old.name, onnx_ir.DataType.from_numpy(np.dtype(np.dtype(item.dtype).type)), item.shape)
+        onnx_ir.convenience.replace_all_uses_with(old, new)
+        graph.inputs.append(new)
+    structure.strip(graph)
+    return read_tail(to_bytes(graph))
 
 
 def label(node: onnx_ir.Node) -> str:

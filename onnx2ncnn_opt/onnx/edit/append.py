@@ -301,20 +301,6 @@ def _fold_selection(proto: onnx.ModelProto, added: onnx.GraphProto, result: str)
     added.node.append(helper.make_node(SELECTION, names, [result], result, domain=OWN))
 
 
-def selection_model(source: Path | bytes, names: Sequence[str]) -> bytes:
-    """Return the selection of boxes from these candidates as a model; UsageError if the model has none."""
-    proto = onnx.ModelProto.FromString(source if isinstance(source, bytes) else source.read_bytes())
-    calls = [node for node in proto.graph.node if node.op_type == SELECTION and [*node.input[:2]] == [*names]]
-    if not calls:
-        raise UsageError(f"the manifest belongs to another model: nothing selects boxes from {', '.join(names)}")
-    [body], constants = [f for f in proto.functions if f.name == SELECTION], calls[0].input[2:]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in names]
-    outputs = [value for value in proto.graph.output if value.name in body.output]
-    numbers = [tensor for tensor in proto.graph.initializer if tensor.name in constants]
-    graph = helper.make_graph(body.node, "tail", inputs, outputs, numbers)
-    return bytes(helper.make_model(graph, opset_imports=body.opset_import).SerializeToString())
-
-
 def _text(head: _Head, options: Mapping[str, str], opset: int, *, is_single: bool) -> str:
     """Return the nodes from `raw` to `detections` in ONNX's text form."""
     end, best = head.first + head.classes, "ReduceMax<axes = [1]>(scores)" if opset < 18 else "ReduceMax(scores, one)"

@@ -1,4 +1,4 @@
-"""ArgMax, ArgMin, Hardmax, and TopK: the largest or smallest elements, in order.
+"""ArgMax, ArgMin, Hardmax, TopK, and rows that NonMaxSuppression selects: the largest or smallest elements, in order.
 
 ncnn has none of them. The index of the first 0 in a row of 0 and 1 is the minimum of ``i + n * row[i]``. As in
 comparisons, numbers closer to each other than the smallest normal float32 are equal.
@@ -12,11 +12,12 @@ NaN an index may occur twice, but every index is valid.
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import isqrt, prod
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
-from onnx2ncnn_opt.ir.detections import LOWEST, SORT
+from onnx2ncnn_opt.ir.detections import ALL, BY_RANK, LOWEST, OF_BOXES, SORT
 from onnx2ncnn_opt.ir.dim import Dim, axis_index, is_fixed, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
@@ -28,10 +29,12 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elements, numbers_of
+from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, fixed, gather, gather_elements, numbers_of
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
+from onnx2ncnn_opt.onnx.read.structure import OWN, ROWS
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, held_as_float
 
@@ -40,6 +43,7 @@ _FEW_COMPARISONS = 2**18
 _LARGEST_INDEX = 2**20
 _FEW_ROWS, _MOST_ROWS = 8, 128  # that are sorted one by one: if few comparisons replace that, and if not
 _SCALE = 4  # dividing by it makes room for infinite numbers
+_FAR = 1e18  # from all boxes; ncnn multiplies it by the height of a box
 _SUMS = HALF_WEIGHTS | {"MatMul"}
 _SMOOTH = frozenset({"GridSample", "Reduction", "Sigmoid", "Softmax"})
 _SMOOTH_CODES = BinaryOp.MUL, BinaryOp.DIV, UnaryOp.EXP, UnaryOp.LOG, UnaryOp.SQRT, UnaryOp.TANH
@@ -182,7 +186,14 @@ def _boxes(im: ImportContext, size: Dim, count: int) -> Blob:
 
 
 def _first_boxes(im: ImportContext, x: Tensor, boxes: Blob, count: int, *, by_row: bool) -> tuple[Tensor, Tensor]:
-    """Return the scores and the indices of the boxes that DetectionOutput sorts by their scores.
+    """Return the scores and the indices of the boxes that DetectionOutput sorts by their scores."""
+    columns, shape = _sorted_boxes(im, x, boxes, count, by_row=by_row), (x.shape[0], count)
+    numbers, indices = (im.reshape(crop(im, columns, 1, at, at + 1), shape) for at in (1, 2))
+    return im.tensor(numbers), as_indices(im, indices)
+
+
+def _sorted_boxes(im: ImportContext, x: Tensor, boxes: Blob, count: int, *, by_row: bool) -> Tensor:
+    """Return the rows of boxes that DetectionOutput sorts by their scores, `count` of each row of x.
 
     It omits NaN, so `count` lower numbers with the last index follow each row: there are always `count` boxes.
     """
@@ -192,9 +203,7 @@ def _first_boxes(im: ImportContext, x: Tensor, boxes: Blob, count: int, *, by_ro
     scores = im.layer("Padding", im.mat(x, [[0], *[()] * min(parts, 1), [1]]), top=1, right=count, value=LOWEST)
     split = im.layers("Slice", scores, outputs=parts, slices=(1,) * parts, axis=0) if parts else (scores,)
     found = [im.layer("DetectionOutput", boxes, each, boxes, nms_top_k=count, **SORT) for each in split]
-    columns = im.wrap(im.layer("Concat", *found, axis=0) if parts else found[0], (rows * count, 6), [[0], [1]])
-    numbers, indices = (im.reshape(crop(im, columns, 1, at, at + 1), (rows, count)) for at in (1, 2))
-    return im.tensor(numbers), as_indices(im, indices)
+    return im.wrap(im.layer("Concat", *found, axis=0) if parts else found[0], (rows * count, 6), [[0], [1]])
 
 
 def _limit(im: ImportContext, x: Tensor, amount: Dim, most: int) -> None:
@@ -203,3 +212,58 @@ def _limit(im: ImportContext, x: Tensor, amount: Dim, most: int) -> None:
         reason = f"{x.shape[0]} rows of {x.shape[1]} numbers: too many to compare all with all"
         raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
     im.demand(most - amount, 0)
+
+
+@onnx_op(ROWS, domain=OWN, jumps=True)
+def select_rows(
+    im: ImportContext, boxes: Tensor, scores: Tensor, table: Tensor, *, most: int, iou: float, conf: float
+) -> Tensor:
+    """Two DetectionOutputs: one sorts boxes by score, and the other one selects from them by rank.
+
+    The score of a box is its rank then, so the index of each box that ncnn selects is known. Rows of zeros follow.
+    """
+    _, count, _ = fixed(im, boxes.shape)
+    width = prod(fixed(im, table.shape)) // count
+    values, indices = _sorted_row(im, im.tensor(im.reshape(scores, (count,))), count)
+    parts = (im.tensor(im.reshape(x, (count, n))).transpose((1, 0)) for x, n in ((boxes, 4), (table, width)))
+    columns = im.tensor(gather(im, concat(im, *parts, axis=0), indices, axis=1)).transpose((1, 0))
+    corners = im.layer("Padding", im.mat(crop(im, columns, 1, 0, 4), [[0], [1]]), bottom=most)
+    halves = [crop(im, im.wrap(corners, (count + most, 4), [[0], [1]]), 1, at, at + 2) for at in (0, 2)]
+    low, high = (binary(im, code, *halves) for code in (BinaryOp.MIN, BinaryOp.MAX))
+    # ncnn divides 0 by 0 for two boxes without an area, so these have places of their own.
+    area = reduce(im, binary(im, BinaryOp.SUB, high, low), "ReduceProd", (1,), 1)
+    has_area = im.unary(area, "Threshold", threshold=0.0)
+    ranks = np.arange(count + most, 0, -1, dtype=np.float32)
+    others = Constant(np.stack([ranks, 0 * ranks - 2 * _FAR, ranks + 1, 0 * ranks - _FAR], 1).astype(np.float32))
+    apart = binary(im, BinaryOp.MUL, im.tensor(others), im.apply(has_area, BinaryOp.RSUB, 1.0))
+    own = binary(im, BinaryOp.MUL, concat(im, low, high, axis=1), has_area)
+    location = im.mat(im.tensor(binary(im, BinaryOp.ADD, own, apart)), [[0], [1]])
+    # Scores count down to 1. Boxes that fill the rows have 0, so their rank is the index of a row of zeros.
+    passes = im.unary(im.apply(values, BinaryOp.SUB, conf), "Threshold", threshold=0.0)
+    order = im.apply(binary(im, BinaryOp.MUL, passes, Constant(ranks[most - 1 : -1])), BinaryOp.SUB, 1.0)
+    confidence = im.layer("Padding", im.mat(order, [[], [0]]), top=1, right=most)
+    params = {**OF_BOXES, "nms_threshold": iou, "confidence_threshold": BY_RANK, "keep_top_k": most}
+    found = im.layer("DetectionOutput", location, confidence, location, nms_top_k=ALL, **params)
+    found = im.layer("Reshape", found, w=6, h=most)  # there are always as many
+    score = im.reshape(crop(im, im.wrap(found, (most, 6), [[0], [1]]), 1, 1, 2), (most,))
+    chosen = as_indices(im, im.apply(score, BinaryOp.RSUB, float(count)))
+    filled = im.layer("Padding", im.mat(crop(im, columns, 1, 4, 4 + width), [[0], [1]]), bottom=1)
+    return im.tensor(gather(im, im.wrap(filled, (count + 1, width), [[0], [1]]), chosen, axis=0))
+
+
+def _sorted_row(im: ImportContext, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return all numbers of a row, the largest first, and their indices.
+
+    ncnn compares each box with all of its class, so each of about sqrt(n) classes gets a part of the row:
+
+        9 numbers -> 3 classes of 3 numbers -> rows of class (from 1), number, box -> index = 3 * (class - 1) + box
+    """
+    width = isqrt(size - 1) + 1
+    parts = -(-size // width)
+    whole = im.layer("Padding", im.mat(x, [[0]]), right=parts * width - size, value=LOWEST)
+    part = im.tensor(im.reshape(im.wrap(whole, (parts * width,), [[0]]), (parts, width)))
+    rows = im.tensor(crop(im, _sorted_boxes(im, part, _boxes(im, width, width), width, by_row=False), 0, 0, size))
+    label, numbers, box = (im.tensor(im.reshape(crop(im, rows, 1, at, at + 1), (size,))) for at in range(3))
+    start = im.apply(im.apply(label, BinaryOp.SUB, 1.0), BinaryOp.MUL, float(width))
+    index = im.apply(binary(im, BinaryOp.ADD, start, box), BinaryOp.MIN, float(size - 1))
+    return numbers, as_indices(im, index)

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.progress import counted
 OLDEST_OPSET = 7  # older operators broadcast by attribute
 # Operators of ONNX Runtime in ONNX's own domain, and the first opset in which ONNX has them itself.
 _RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": 2**31, "LayerNormalization": 17}
-OWN, SELECTION = "onnx2ncnn_opt", "SelectBoxes"  # a function with NonMaxSuppression, which ncnn has as a layer
+OWN, SELECTION, ROWS = "onnx2ncnn_opt", "SelectBoxes", "SelectRows"  # NonMaxSuppression, which ncnn has as a layer
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
 
 _GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
