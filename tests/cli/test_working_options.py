@@ -56,11 +56,6 @@ UNPROVEN = (
     "(float[1, L] x) => (float[1, L] y) <int64[1] k = {37}> { s = Shape<start = 1>(x) d = Sub(s, k) "
     "f = Cast<to = 1>(d) q = Mul(f, f) n = Neg(q) r = Sqrt(n) y = Add(x, r) }"
 )
-RAGGED = (
-    "(float[N, T, 4] x, int32[N] n) => (float[T, 1, N, 8] y) <int64[3] s = {1, 24, 4}, int64[3] t = {1, 24, 8}> "
-    "{ w = ConstantOfShape(s) r = ConstantOfShape(t) xt = Transpose<perm = [1, 0, 2]>(x) "
-    "y, last = GRU<hidden_size = 8, linear_before_reset = 1>(xt, w, r, , n) }"
-)
 NOISE = "(float[n, 4] x) => (float[n, 4] y) { a = Relu(x) r = RandomNormalLike(a) b = Mul(r, a) y = Sigmoid(b) }"
 NO_ROWS = (
     "(float[1, 1, H, W] x) => (float[1, 6] y) <int64[1] zero = {0}, int64[1] two = {2}, int64[2] s = {1, 6}> "
@@ -143,7 +138,6 @@ def proposed(ended: Ended) -> str:
         (of_fixed_sizes("N, 4, L", "4, 2, 3"), "--shape x:1,4,512", 1),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
-        (RAGGED, "--value n=512 --shape x:1,512,4", 1),
         (MIDDLE, "--outputs a", 1),
         (NOISE, "--noise-inputs", 1),
         (TWO, "--outputs u", 1),

@@ -265,7 +265,7 @@ def test_large_numbers_in_large_inputs() -> None:
     assert above[-1, -1] > 30
     assert below[-1, -1] < -30
     assert np.exp(above.astype(np.float32)).max() < 2.4e38
-    assert np.mean(np.abs(above) > 20) < np.mean(np.abs(below) > 20)  # more outliers for odd seeds
+    assert np.mean(np.abs(above) > 20) < np.mean(np.abs(below) > 20)  # more outliers for seeds 2 and 3
 
 
 def test_some_numbers_of_two_inputs_are_nearly_equal() -> None:
