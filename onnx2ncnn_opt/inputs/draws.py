@@ -358,7 +358,8 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     if draw.plain:
         return array
     if draw.scale > 1:
-        array *= np.where(rng.random(shape) < 1 / _OUTLIERS_IN[draw.seed % 4 // 2], rng.uniform(1, _OUTLIER, shape), 1.0)
+        is_outlier = rng.random(shape) < 1 / _OUTLIERS_IN[draw.seed % 4 // 2]
+        array *= np.where(is_outlier, rng.uniform(1, _OUTLIER, shape), 1.0)
     array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
     array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
     if array.size > _SHORT:
