@@ -82,7 +82,7 @@ _FLAT_AXES = 1, 0, 1, 2, 3  # one for each seed
 
 # The kinds of inputs; docs/verdict.md has the faults that each finds and no other. A user's ranges are none of them.
 KINDS = {
-    "usual": "N(0, 1) in the domains of the model's functions; after the first also 0, -0, ends of rows, equal inputs",
+    "usual": "N(0, 1) in the domains of functions; after the first also 0, -0, ends of rows, and nearly equal inputs",
     "large": "eight times as large, with outliers: clips, saturation and other branches that seldom act",
     "flat": "different along one axis, and hardly along the others: means, norms, the order of axes",
     "data": "pictures and sounds as in use, else N(0, 1): the error in 16 bits",

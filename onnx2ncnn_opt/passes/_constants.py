@@ -8,13 +8,19 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import Array, Encoding
 from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 
 def is_constant(blob: Blob) -> bool:
     """Return True if a MemoryData produces the blob."""
     return blob.made_by("MemoryData") is not None
+
+
+def is_stored_in_32_bits(blob: Blob) -> bool:
+    """Return True if a MemoryData with floats of 32 bits produces the blob, and no other."""
+    layer = blob.made_by("MemoryData")
+    return layer is not None and len(layer.outputs) == 1 and layer.weights.stored("data").encoding is Encoding.FP32
 
 
 def with_data(const: Layer, data: Array) -> Layer:

@@ -2,8 +2,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.passes._constants import constant_array, is_constant, with_data
+from onnx2ncnn_opt.passes._constants import constant_array, is_stored_in_32_bits, with_data
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
 
@@ -18,13 +17,13 @@ def move_sum_before_concat(sum: Layer) -> Replacement | None:
 
     Pairs of constants become one constant; one other pair is left.
     """
-    first, second = (blob.producer for blob in sum.inputs)
-    if first is None or second is None or (first.type, second.type) != ("Concat", "Concat"):
+    first, second = (blob.made_by("Concat") for blob in sum.inputs)
+    if first is None or second is None:
         return None
     shapes = [[known_shape(blob) for blob in (*each.inputs, each.output)] for each in (first, second)]
     require(shapes[0] == shapes[1], "the joined parts differ in shape")
     pairs = [*zip(first.inputs, second.inputs, strict=True)]
-    constants = [blob for pair in pairs if all(map(_is_constant, pair)) for blob in pair]
+    constants = [blob for pair in pairs if all(map(is_stored_in_32_bits, pair)) for blob in pair]
     require(len(constants) == 2 * len(pairs) - 2, "not all parts but one are constants in 32 bits")
     require(all(blob.uses == 1 and not blob.is_output for blob in sum.inputs), "what is joined is needed as it is")
     made = [_sum(sum, a, b) for a, b in pairs]
@@ -36,14 +35,10 @@ def move_sum_before_concat(sum: Layer) -> Replacement | None:
     )
 
 
-def _is_constant(blob: Blob) -> bool:
-    return is_constant(blob) and blob.known_producer.weights.stored("data").encoding is Encoding.FP32
-
-
 def _sum(sum: Layer, a: Blob, b: Blob) -> Layer:
     """Return the layer that computes a part of a sum: a constant for two constants."""
     output = Blob(f"{a.name}_sum", a.shape, a.batch)
-    if not _is_constant(a) or not _is_constant(b):
+    if not is_stored_in_32_bits(a) or not is_stored_in_32_bits(b):
         return sum.having(inputs=[a, b], outputs=[output])
     data = [constant_array(blob.known_producer).astype(np.float32) for blob in (a, b)]
     return with_data(a.known_producer, data[0] + data[1]).having(outputs=[output])

@@ -11,8 +11,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
-from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.passes._constants import with_data
+from onnx2ncnn_opt.passes._constants import is_stored_in_32_bits, with_data
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
@@ -153,7 +152,7 @@ def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
     if not layer.has(Trait.ELEMENTWISE) and layer.type != "BinaryOp" and layer.type not in rowwise:
         return False
     # A constant that is the only operand has to keep its size, because no other operand broadcasts it.
-    if layer.input.shape != shape or _is_constant(layer.input):
+    if layer.input.shape != shape or is_stored_in_32_bits(layer.input):
         return False
     return layer.type not in _ROWWISE or _is_over_rows(layer, shape)
 
@@ -169,7 +168,7 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
     for blob in layer.inputs:
         if blob.shape is None:
             return False
-        if _is_constant(blob):
+        if is_stored_in_32_bits(blob):
             # The axis along which a 1-D constant broadcasts depends on its size.
             if layer.type != "BinaryOp" or len(blob.shape) not in {len(shape), *range(2, len(shape))}:
                 return False
@@ -177,19 +176,12 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
                 return False
         elif blob.shape != shape or blob.batch != layer.output.batch:
             return False
-    return not all(_is_constant(blob) for blob in layer.inputs)
-
-
-def _is_constant(blob: Blob) -> bool:
-    layer = blob.made_by("MemoryData")
-    if layer is None or len(layer.outputs) != 1:
-        return False
-    return layer.weights.stored("data").encoding is Encoding.FP32
+    return not all(is_stored_in_32_bits(blob) for blob in layer.inputs)
 
 
 def _reform(region: _ViewRegion) -> Replacement | None:
     shape = next(iter(region.layers)).output.known_shape
-    entries = {blob: _input_edge(region, blob) for blob in region.incoming if not _is_constant(blob)}
+    entries = {blob: _input_edge(region, blob) for blob in region.incoming if not is_stored_in_32_bits(blob)}
     inner = sorted(region.inner, key=lambda blob: region.order[blob.known_producer])
     exits = [edge for blob in inner for edge in _output_edges(region, blob)]
     layouts = _layouts(shape, [*entries.values(), *exits])
@@ -280,7 +272,7 @@ def _reformed(region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], 
     within: list[tuple[Layer, Layer | None]] = []
     for blob in region.incoming:
         first = min((user for user in blob.users if user in inside), key=region.order.__getitem__)
-        if _is_constant(blob):
+        if is_stored_in_32_bits(blob):
             source, views = blob, [_constant(blob, layout)]
         else:
             edge = entries[blob]
