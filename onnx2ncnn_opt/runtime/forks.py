@@ -48,7 +48,7 @@ def _run(bootstrap: str) -> None:
         if sys.path[0] == os.getcwd():  # of `python -m`
             del sys.path[0]
         exec(bootstrap, {"__name__": "__main__"})
-    except BaseException as end:
+    except BaseException as end:  # as Python ends a program: no exception may reach the caller of the fork
         result = end.code if isinstance(end, SystemExit) else traceback.format_exc()
     if result:
         print(result, file=sys.stderr)
