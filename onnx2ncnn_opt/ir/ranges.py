@@ -200,6 +200,7 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.POW: _power,
     BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
     BinaryOp.RDIV: lambda a, b: _quotient(b, a),
+    BinaryOp.LOGADDEXP: lambda a, b: _sum(_largest(a, b), Range(0, 1, a.may_be_inf and b.may_be_inf, False)),
     BinaryOp.RPOW: lambda a, b: _power(b, a),
     **dict.fromkeys((BinaryOp.ATAN2, BinaryOp.RATAN2), lambda a, b: _bounded(-math.pi, math.pi)(union(a, b))),
 }

@@ -55,6 +55,7 @@ _ORDER = (
     "fuse_swish",
     "fuse_quickgelu",
     "fuse_mish",
+    "fuse_softplus",
     "fuse_hardsigmoid",
     "fuse_hardswish",
     "fuse_gelu",

@@ -102,6 +102,9 @@ def _proofs(graph: Graph, integers: Collection[Blob], minimum: Mapping[Dim, int]
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
             reason = f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs"
             yield _Proof(layer, Feature.NO_FP16_ARITHMETIC, reason, "vulkan")
+        if layer.computes(BinaryOp.LOGADDEXP, scalar=True):
+            reason = "it adds 1 to small numbers, and fp16 has few digits for the sum on GPUs"
+            yield _Proof(layer, Feature.NO_FP16_ARITHMETIC, reason, "vulkan")
         if layer.type in HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
             yield _Proof(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
         if _factor_of_zeros(layer) > LARGEST:

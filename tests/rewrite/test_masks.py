@@ -216,6 +216,8 @@ def test_softplus_keeps_its_exp_in_fp32() -> None:
     graph = net("Input x 0 1 x 0=8", "Softplus y 1 1 x y", "Sigmoid s 1 1 y s", "Softplus z 1 1 s z")
     found = prove_masks(graph)
     assert {each.name: mask.features for each, mask in found.items()} == {"y": Feature.NO_FP16_ARITHMETIC}
+    one_layer = net("Input x 0 1 x 0=8", "BinaryOp y 1 1 x y 0=14 1=1 2=0.0")
+    assert [mask.features for mask in prove_masks(one_layer).values()] == [Feature.NO_FP16_ARITHMETIC]
 
 
 @pytest.mark.parametrize("counts", [True, False])
