@@ -298,9 +298,13 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
     combine = _REDUCTIONS[reduction]
     if reduction == "add" and (isinstance(updates.shape[1], Sym) or im.range_of(updates).is_finite):
         return combine(im, data, matmul(im, hits.transpose((0, 2, 1)), updates))
-    count = _size(im, updates, 1)
+    count = updates.shape[1]
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
     x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
+    if isinstance(count, Sym):
+        x = reduce(im, x, f"Reduce{reduction.title().replace('Mul', 'Prod')}", (1,), 0)
+        is_hit = unsqueeze(im, reduce(im, hits, "ReduceMax", (1,), 0), (2,))
+        return where(im, is_hit, combine(im, data, x), data)
     # In pairs, because ncnn's Reduction starts from the largest finite number.
     while count > 1:
         half = count // 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, Padding, UnaryOp
 from onnx2ncnn_opt.ir.detections import ALL, BY_RANK, LOWEST, OF_BOXES, SORT
-from onnx2ncnn_opt.ir.dim import Dim, axis_index, is_fixed, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Sym, axis_index, is_fixed, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS
 from onnx2ncnn_opt.ir.permute import inverted
@@ -32,11 +32,13 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, fixed, gather, gather_elements, numbers_of
+from onnx2ncnn_opt.onnx.lower.functional.logic import equals
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.read.structure import OWN, ROWS
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Sizes, SymbolicTensor, Tensor, Value, held_as_float
 
 _MOST_COMPARISONS = 2**24  # also the largest integer that float32 tells from its neighbours
 _FEW_COMPARISONS = 2**18
@@ -83,17 +85,17 @@ def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Val
 @onnx_op("TopK", since=10, later=("largest", "sorted"), jumps=True, items=items.along(-1), folds=True)
 @onnx_op("TopK", since=11, integers=True, jumps=True, items=items.along(-1), folds=True)
 def top_k10(
-    im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
+    im: ImportContext, x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:
     """ReduceMax and ArgMax for k = 1, else DetectionOutput; a second one puts numbers in order that are often equal."""
-    axis, count = im.axis(axis, x.rank), k[0]
+    axis, count = im.axis(axis, x.rank), im.within_limits(k[0])
     size = x.shape[axis]
     if size == count == 1 and is_fixed(x.shape):
         return x, Constant(np.zeros(known(x.shape), np.int64))
     x = as_numbers(im, x)
-    if isinstance(size, int) and count > size:
+    if isinstance(size, int) and isinstance(count, int) and count > size:
         raise im.invalid(f"k is {count}, for an axis of {size} elements")
-    if count < 1:
+    if isinstance(count, int) and count < 1:
         raise im.refuse(f"k is {count}", "ask for 1 up to as many as there are")
     order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
@@ -101,10 +103,12 @@ def top_k10(
     if not sorted:
         raise im.refuse("sorted is 0: ONNX leaves the order undefined", "export it with sorted=True")
     im.demand(size - count, 0)
+    im.demand(count, 1)
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), inverted(perm)
     rows = im.tensor(im.reshape(order.transpose(perm), (product(shape[:-1]), size)))
-    results = _sorted(im, rows, count, in_any_order=_are_ties_chance(x.blob))
+    ties = _are_ties_chance(x.blob)
+    results = _ranked(im, rows, count) if isinstance(count, Sym) else _sorted(im, rows, count, in_any_order=ties)
     values, indices = (im.tensor(im.reshape(y, shape)).transpose(back) for y in results)
     values = values if largest else im.apply(values, UnaryOp.NEG)
     return values.of_type(x.dtype), indices.of_type(_INDEX)
@@ -163,14 +167,30 @@ def _sorted(im: ImportContext, x: Tensor, count: int, *, in_any_order: bool) -> 
             return values, indices
     span = size * (compared.shape[1] + 1)
     _limit(im, x, rows * span, _MOST_COMPARISONS)
-    difference = binary(im, BinaryOp.SUB, unsqueeze(im, compared, (1,)), unsqueeze(im, x, (2,)))
-    larger = reduce(im, im.unary(difference, "Threshold", threshold=0.0), "ReduceSum", (2,), 0)
-    order: Value = binary(im, BinaryOp.MUL, larger, numbers_of(im, -size))
+    order: Value = binary(im, BinaryOp.MUL, _larger(im, compared, x), numbers_of(im, -size))
     for shape, cell in (((1, size), axis_index(0)), ((rows, 1), axis_index(1) * span)):
         offset = im.tensor(SymbolicTensor(np.array([[cell]], object), shape, np.dtype(np.float32)))
         order = binary(im, BinaryOp.SUB, order, offset) if shape != (1, 1) else order
     _, indices = _first_boxes(im, im.tensor(order), boxes, count, by_row=False)
     return (im.tensor(gather_elements(im, x, indices, axis=1)) if compared is x else values), indices
+
+
+def _larger(im: ImportContext, compared: Tensor, x: Tensor) -> Tensor:
+    """Return how many of the numbers to compare with are larger, for each number of a row."""
+    difference = binary(im, BinaryOp.SUB, unsqueeze(im, compared, (1,)), unsqueeze(im, x, (2,)))
+    return reduce(im, im.unary(difference, "Threshold", threshold=0.0), "ReduceSum", (2,), 0)
+
+
+def _ranked(im: ImportContext, x: Tensor, count: Sym) -> tuple[Tensor, Tensor]:
+    """Return the numbers of a dynamic count of ranks, and their indices; numbers to count are never equal, as above."""
+    rows, size = x.shape
+    _limit(im, x, rows * size * (size + 1), _MOST_COMPARISONS)
+    index = arange(im, size, 0, 1)
+    order = binary(im, BinaryOp.SUB, binary(im, BinaryOp.MUL, _larger(im, x, x), numbers_of(im, -size)), index)
+    ranks = unsqueeze(im, _larger(im, order, order), (1,))
+    chosen = equals(im, ranks, arange(im, count, 0, 2))
+    indices = as_indices(im, reduce(im, binary(im, BinaryOp.MUL, chosen, index), "ReduceSum", (2,), 0))
+    return im.tensor(gather_elements(im, x, indices, axis=1)), indices
 
 
 def _boxes(im: ImportContext, size: Dim, count: int) -> Blob:

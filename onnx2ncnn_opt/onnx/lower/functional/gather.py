@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, PadMode, Pooling, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
+from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, is_fixed, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.permute import inverted
 from onnx2ncnn_opt.ir.view import View
@@ -252,6 +252,8 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
     if not isinstance(depth, int) or depth + batch_dims > data.rank:
         raise im.invalid(f"indices of shape {list(indices.shape)} into rank {data.rank}")
     picked = batch_dims + depth
+    if isinstance(indices, Constant) and indices.array.min(initial=0) >= 0 and not is_fixed(data.shape[:picked]):
+        indices = as_indices(im, Constant(indices.array.astype(np.float32)))
     if isinstance(indices, Tensor):
         flat_index = flat_indices(im, indices, data.shape[:picked], batch_dims)
         return gather(im, im.reshape(data, (product(data.shape[:picked]), *data.shape[picked:])), flat_index)
