@@ -60,15 +60,12 @@ class Import(Walk):
         """Return the net; None if nodes were refused."""
         if self.refusals.unsupported:
             return None
-        # No blob may be empty: a slice has an element, a window (even if only shapes read it) fits into its axis.
-        windows = [kind for kind, spec in self.graph.types.items() if "kernel_w" in spec.by_name]
-        drop_unused(self.graph, but=("Input", *windows))
+        drop_unused(self.graph)
         self._minimum = {substituted(size, self._outer): least for size, least in self._minimum.items()}
-        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
+        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]  # no blob may be empty
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-        drop_unused(self.graph)
         custom = tuple(self._custom.values())
         cases = sorted(set(self._cases(dynamic)), key=str)
         return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, cases, self._kept, self.model)

@@ -382,6 +382,9 @@ class Walk(ImportContext):
         if len(self.graph) >= self._most and self.node in self._readers.movable:
             self.is_limited = True
             raise self.refuse(f"it would be more than {MANY_LAYERS} layers")
+        if layer.spec is not None and "kernel_w" in layer.spec.by_name:  # a window fits, even if only shapes read it
+            for size in results[0][0] or ():
+                self.demand(size, 1)
         within = [(shape and tuple(map(self.within_limits, shape)), batch) for shape, batch in results]
         return super()._append(layer, within)
 

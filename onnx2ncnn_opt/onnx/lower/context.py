@@ -46,13 +46,14 @@ class ImportContext(TensorBuilder, ABC):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
     def within_limits(self, size: Dim) -> Dim:
-        """Return a size with ``min(a, b)`` replaced by b if recorded demands imply ``a >= b``."""
+        """Return a size with b for ``min(a, b)`` and a for ``max(a, b)`` if recorded demands imply ``a >= b``."""
         if isinstance(size, int):
             return size
-        pairs = [(call, *pair) for call in calls(size) if call.operator == "min" for pair in (call[1:], call[:0:-1])]
+        choices = [call for call in calls(size) if call.operator in ("min", "max")]
+        pairs = [(call, *pair) for call in choices for pair in (call[1:], call[:0:-1])]
         gaps = [0, *(demanded for demanded, bound in self._minimum.items() if bound >= 0)]
-        minima = {call: b for call, a, b in pairs if any(self.is_known(a - b - gap, 0) for gap in gaps)}
-        return size.subs(minima) if minima else size
+        larger = [(call, a, b) for call, a, b in pairs if any(self.is_known(a - b - gap, 0) for gap in gaps)]
+        return size.subs({call: b if call.operator == "min" else a for call, a, b in larger}) if larger else size
 
     def is_known(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more, for all sizes that the recorded demands leave."""

@@ -20,22 +20,24 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is
 def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> Value:
     """Concat along one dim of a common layout of all operands.
 
-    Constants alone are joined here.
+    Adjacent constants are joined here.
     """
     rank = operands[0].rank
     axis = im.axis(axis, rank)
     _check_shapes(im, operands, axis)
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
-    xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
+    xs: list[Value] = []
+    for x in nonempty:
+        if xs and isinstance(x, Constant) and isinstance(xs[-1], Constant):
+            xs[-1] = Constant(np.concatenate([xs[-1].array, x.array], axis))
+        else:
+            xs.append(im.tensor(x) if isinstance(x, SymbolicTensor) else x)
     if len(xs) == 1:
         return xs[0]
     if (cropped := _cropped(im, xs, axis)) is not None:
         return cropped
-    constants = [x.array for x in xs if isinstance(x, Constant)]
-    if len(constants) == len(xs):
-        return Constant(np.concatenate(constants, axis))
     if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
-        xs = tuple(number_value(im, x) for x in xs)
+        xs = [number_value(im, x) for x in xs]
     dtype = next((x.dtype for x in xs if isinstance(x, Tensor)), xs[0].dtype)
     tensors = [im.tensor(x) for x in xs]
     aligned = align([x.view for x in tensors], (axis,))
