@@ -37,7 +37,7 @@ _ORDER = (
     "eliminate_reshape_after_reduction",
     "replace_reduction_with_global_pooling",
     "replace_convolution_with_innerproduct",
-    "replace_products.replace_matmul_with_gemm",
+    "replace_products.replace_outer_product_with_gemm",
     "replace_products.replace_innerproduct_with_gemm",
     "replace_concat_with_views",
     "replace_slice_with_crop",

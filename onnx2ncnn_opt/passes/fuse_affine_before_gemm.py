@@ -5,6 +5,7 @@ from onnx2ncnn_opt.passes._constants import is_constant, per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, offsets_of, slice_affine
 from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_b, with_c
 from onnx2ncnn_opt.passes._linear import LINEAR
+from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
 
@@ -20,16 +21,17 @@ _TRANSPOSE = op("Permute", order_type=1)
 def fuse_affine_before_gemm(affine: Layer) -> Replacement | None:
     """x ── BatchNorm, Scale, BinaryOp (constant) ── Gemm (constant B) ──   ⇒   x ── Gemm (constant B) ──
 
-    Folds a factor and an offset per column of A into B and C of all Gemms that read the blob, also transposed.
+    Folds a factor and an offset per column of A into all Gemms that read it, also transposed; a number passes any view.
     """
     users = affine.output.users
-    views = users if len(users) == 1 and _TRANSPOSE.fits(users[0]) else ()
+    is_scalar = bool(affine.get("with_scalar"))
+    views = users if len(users) == 1 and (step_of(users[0]) if is_scalar else _TRANSPOSE.fits(users[0])) else ()
     users = views[0].output.users if views else users
     constants = [blob for blob in affine.inputs if is_constant(blob)]
     if not users or any(user.type != "Gemm" for user in users) or len(affine.inputs) - len(constants) != 1:
         return None
     (x,) = (blob for blob in affine.inputs if blob not in constants)
-    if views or not affine.get("with_scalar"):
+    if not is_scalar:
         require(known_shape(x, 2) == affine.output.shape, f"'{affine.name}' broadcasts '{x.name}'")
     transposed = [view.having(inputs=[x], outputs=[Blob(f"{x.name}_t")]) for view in views]
     source = transposed[0].output if transposed else x

@@ -1,17 +1,19 @@
-"""`replace_innerproduct_with_gemm`, `replace_gemm_with_innerproduct`: the fastest form of a product.
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`: the fastest form of a product.
 
 A product with a constant may be a Gemm, or an InnerProduct of the rows of a matrix. The
 limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
 """
 
-from onnx2ncnn_opt.ir.codes import GemmC
-from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.codes import BinaryOp, GemmC
+from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array, Weight
-from onnx2ncnn_opt.passes._constants import stored
+from onnx2ncnn_opt.passes._constants import constant_array, stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
 from onnx2ncnn_opt.passes._gemm import linear_of
-from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.passes._views import steps_of, view_layers
+from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # InnerProduct reads the weights row by row: the fastest layer for up to 4 rows.
@@ -56,7 +58,7 @@ def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     k = product["weight_data_size"] // n
     require(inputs == k, f"'{x.name}' is not multiplied row by row")
     bias = product.weights["bias_data"] if product["bias_term"] else None
-    return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias, trans_b=1)
+    return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias)
 
 
 @rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, purpose="tokens that come one by one")
@@ -77,8 +79,26 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     return Layer("InnerProduct", gemm.name, [x], (), params, weights)
 
 
-def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, trans_b: int) -> Layer:
-    params = {"constantB": 1, "constantN": n, "constantK": k} | ({"transB": 1} if trans_b else {})
+@rewrite(
+    op("Reshape", "rows")(
+        op("BinaryOp", "times", op_type=BinaryOp.MUL, with_scalar=0)(op("Reshape", "view")("x"), const("constant"))
+    ),
+    exact=False,
+    purpose="sines of coordinates, as in DINOv3; numbers before it fold into the Gemm",
+)
+def replace_outer_product_with_gemm(x: Blob, view: Layer, constant: Layer, times: Layer, rows: Layer) -> list[Layer]:
+    """x ── Reshape (.., 1) ── BinaryOp mul (a row) ── Reshape ──   ⇒   x ── Reshape (.., 1) ── Gemm ── Reshape ──"""
+    row, shape = constant_array(constant), known_shape(view.output)
+    fits = shape[-1] == 1 and row.ndim == len(shape) and row.size == row.shape[-1]
+    require(fits and len(steps_of([view, rows])) == 2, f"'{times.name}' is no product of a column and a row")
+    column = view_layers(x, (Regroup((product(shape), 1)),), like=[view])
+    gemm = _gemm(times, column[-1].output, row.size, 1, stored(times, "B_data", row).reshape(-1), None)
+    gemm.outputs = (Blob(f"{times.output.name}_rows", (product(shape), row.size), x.batch),)
+    return [*column, gemm, *view_layers(gemm.output, (Regroup(rows.output.known_shape),), like=[rows])]
+
+
+def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Array | Weight, c: Array | None) -> Layer:
+    params = {"constantB": 1, "constantN": n, "constantK": k, "transB": 1}
     weights: dict[str, Array | Weight] = {"B_data": b}
     if c is not None:
         params |= {"constantC": 1, "constant_broadcast_type_C": GemmC.N}

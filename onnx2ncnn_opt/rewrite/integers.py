@@ -92,7 +92,7 @@ def _counting(graph: Graph, ranges: Ranges) -> dict[Layer, str]:
             if large and layer.type in _COUNTED and ranges.of(layer.outputs[0]).is_integer:
                 counts.update(large)
                 _collect(large[0], reason, ranges, reasons)
-        elif layer.has(Trait.MOVES) or layer.type in _COMPUTES:
+        elif layer.has(Trait.MOVES) or layer.type in _COMPUTES or layer.get("constantK") == 1:
             makers = [blob.producer.type if blob.producer else "" for blob in others if not _is_held(ranges, blob)]
             if {"MemoryData"}.issuperset(makers):
                 counts.update(large)

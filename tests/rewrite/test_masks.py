@@ -239,6 +239,21 @@ def test_a_lookup_at_counted_positions(counts: bool) -> None:
     assert masks == (["c", "ones", "s"] if counts else [])
 
 
+def test_a_sine_of_counts_times_frequencies() -> None:
+    graph = net(
+        "Input x 0 1 x 0=9",
+        "MemoryData one 0 1 one 0=1",
+        'Interp ones 2 1 one x ones 0=1 9="1w,1"',
+        "CumulativeSum c 1 1 ones c 0=2",
+        "Reshape r 1 1 c r 0=1 1=-1",
+        "Gemm g 1 1 r g 3=1 5=1 8=4 9=1",
+        "UnaryOp y 1 1 g y 0=9",
+    )
+    layer(graph, "one").weights["data"] = np.ones(1, np.float32)
+    layer(graph, "g").weights["B_data"] = np.ones(4, np.float32)
+    assert {mask.layer for mask in prove_masks(graph).values()} == {"ones", "c", "r", "g", "y"}
+
+
 @pytest.mark.parametrize(("classes", "masked"), [(21, []), (1500, ["y_5", "y_6"])])
 def test_an_index_of_few_classes_is_exact_in_fp16(classes: int, masked: list[str]) -> None:
     text = f"(float[1,{classes},2,2] x) => (int64[1,2,2] y) {{ s = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(s) }}"
