@@ -205,6 +205,8 @@ def _rows_obstacle(layer: Layer) -> str:
 
 
 def _gemm_obstacle(layer: Layer) -> str:
+    if layer["constantK"] == 1:
+        return "it adds no products, as for indices"
     is_half = bool(layer["constantA"]) != bool(layer["constantB"])
     return "" if is_half else "the net computes both matrices, or neither"
 

@@ -117,7 +117,7 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
         layer = pending.pop().producer
         if layer is None or layer in reasons or not layer.inputs:
             continue
-        is_integer = layer.has(Trait.MOVES) or layer.type in _POSITIONS
+        is_integer = layer.has(Trait.MOVES) or layer.type in _POSITIONS or layer.get("constantK") == 1
         if not is_integer and not all(ranges.of(x).is_integer for x in layer.inputs):
             continue
         # A mask costs nothing at the start of a net, and a cast is a layer.

@@ -96,7 +96,7 @@ def test_rows_in_another_order_are_no_noise() -> None:
     """8 bits exchange rows of similar scores: the net goes on with the float net's rows, and scores are compared."""
     made = quantize(sorting().SerializeToString(), data(), every=True)
     assert "DetectionOutput" in {layer.type for layer in made.result.graph}
-    assert all(row.is_int8 for row in made.layers)
+    assert [row.type for row in made.layers if not row.is_int8] == ["Gemm"]  # it computes with indices
     assert made.result.decibels > 30
 
 

@@ -279,3 +279,20 @@ def test_a_lookup_in_an_image_whose_centres_fp16_cannot_compute() -> None:
         for name, value in (("scale_data", 2 / each), ("bias_data", 1 / each - 1)):
             layer(graph, "s").weights[name] = np.full(2, value, np.float32)
         assert [mask.layer for mask in prove_masks(graph).values()] == ["y", "s", "k"] * (each == side)
+
+
+def test_a_gemm_that_computes_the_centres_of_an_image() -> None:
+    for side in range(1, COMPUTED_SIDE + 1):
+        index, half = np.float16(np.arange(side)), np.float16((side - 1) / 2)
+        centres = (index - half) * np.float16(2 / side)
+        assert np.array_equal(np.rint(((np.float32(centres) + 1) * side - 1) / 2), index)
+    for side in (COMPUTED_SIDE, COMPUTED_SIDE + 1):
+        graph = net(
+            f"Input x 0 1 x 0={side} 1=1 2=4",
+            "Input i 0 1 i 0=1 1=5",
+            "UnaryOp k 1 1 i k 0=19",
+            "Gemm s 1 1 k s 3=1 4=1 6=1 7=2 9=1 11=1",
+            "GridSample y 2 1 x s y 0=2 1=2 3=1",
+        )
+        layer(graph, "s").weights.update(A_data=np.ones(2, np.float32), C_data=np.ones(1, np.float32))
+        assert [mask.layer for mask in prove_masks(graph).values()] == ["y", "s", "k"] * (side > COMPUTED_SIDE)

@@ -86,15 +86,20 @@ def _sampled(
         is_sum = sum(map(bool, size.terms)) > 1 and at_least(size, 0)  # of which a row of ones is shorter
         whole = number_of(im, size) if is_sum else numbers_of(im, size)
         share = binary(im, BinaryOp.DIV, centres, whole)
-        return pixels(im, image, _grid(im, im.mat(share, dims), 2.0, -1.0, rows))
-    return pixels(im, image, _grid(im, im.mat(targets, dims), 2 / size, 1 / size - 1, rows))
+        return pixels(im, image, _grid(im, share, dims, 2.0, -1.0, rows))
+    return pixels(im, image, _grid(im, targets, dims, 2 / size, 1 / size - 1, rows))
 
 
-def _grid(im: ImportContext, x: Blob, scale: float, shift: float, rows: Dim) -> Blob:
+def _grid(im: ImportContext, x: Value, dims: Sequence[Sequence[int]], scale: float, shift: float, rows: Dim) -> Blob:
     """Return the grid [2, rows, indices] of GridSample: x-coordinates ``x * scale + shift``, and the row's y."""
+    if rows == 1 and not dims[1]:  # y is x; numbers of 1 are exact if weights have 16 bits
+        weights = {"A_data": np.ones(2), "C_data": np.ones(1)}
+        params = {"constantA": 1, "constantC": 1, "constantM": 2, "constantK": 1, "transB": 1, "output_N1M": 1}
+        column = im.mat(x, [dims[2], []])
+        return im.layer("Gemm", column, weights=weights, alpha=scale, beta=shift / scale, **params)
     if rows == 1:
-        return row_grid(im, im.layer("Tile", x, repeats=(2, 1, 1)), scale, shift)
-    scaled = im.layer("BinaryOp", x, _planes(im, scale, 0), op_type=BinaryOp.MUL)
+        return row_grid(im, im.layer("Tile", im.mat(x, dims), repeats=(2, 1, 1)), scale, shift)
+    scaled = im.layer("BinaryOp", im.mat(x, dims), _planes(im, scale, 0), op_type=BinaryOp.MUL)
     return im.layer("BinaryOp", scaled, offsets(im, shift, rows), op_type=BinaryOp.ADD)
 
 
