@@ -159,6 +159,8 @@ def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]
     if not np.isfinite(back).all():
         largest = float(np.abs(values).max())
         return values, f"{largest:g} is beyond the largest number of {encoding.value}, {_LARGEST[encoding]:g}"
+    if not (values[:1] % 1).any() and (back != values).any() and not (values % 1).any():
+        return values, f"it holds integers, such as indices, that {encoding.value} would round"
     parts, stored = values.reshape(rows, -1), back.reshape(rows, -1)
     lost = np.linalg.norm(stored.astype(np.float64) - parts, axis=1)
     allowed = _LIMIT * ROUNDING[encoding] * np.linalg.norm(parts.astype(np.float64), axis=1)

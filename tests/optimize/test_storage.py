@@ -71,6 +71,8 @@ ROW = range(8, 16)
         ("bf16", {3: 3.4e38}, "3.4e+38 is beyond the largest number of bf16, 3.38953e+38"),
         ("fp16", dict.fromkeys(ROW, 1e-8), "row 1 has no number above 1e-08, too small for fp16"),
         ("fp16", dict.fromkeys(ROW, 2e-7), "row 1 has no number above 2e-07, too small for fp16"),
+        ("fp16", {i: 2040.0 + i for i in range(16)}, "it holds integers, such as indices, that fp16 would round"),
+        ("fp16", {i: 2033.0 + i for i in range(16)}, ""),
         ("fp16", {0: 65519.0}, ""),  # rounds to the largest number
         ("fp16", {0: 1e-9, 9: 6e-8}, ""),  # lost, but nothing beside its neighbours
         ("fp16", dict.fromkeys(ROW, 0.0), ""),
