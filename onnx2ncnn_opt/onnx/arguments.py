@@ -72,7 +72,7 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
 
 def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> Any:
     """Return an operand that is known now as the type that the signature declares."""
-    if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
+    if declared.type == Ints and operand.dtype.kind not in "iu":
         raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
     elements = operand.array.reshape(-1) if isinstance(operand, Constant) else or_none(numbers, operand)
     if elements is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):

@@ -17,6 +17,8 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import logic
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_float, float_value, number_value, wrapped_around
+from onnx2ncnn_opt.onnx.lower.functional.gather import numbers_of
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -97,15 +99,15 @@ def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 
 
 
 @onnx_op("OneHot", since=9, integers=True, folds=True)
-def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
+def one_hot(im: ImportContext, indices: Tensor, depth: Sizes, values: Array, *, axis: int = -1) -> Value:
     """Thresholds of the distance to each class; fractions are truncated first.
 
     ONNX Runtime truncates from 1.32 on; before, a fraction matched no class.
     """
     if indices.dtype == np.bool_:
         raise im.invalid("indices of type bool")
-    count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
-    if count < 1:
+    count, rank = depth[0], indices.rank + 1
+    if isinstance(count, int) and count < 1:
         raise im.refuse(f"depth {count}: ncnn has no empty tensors", "keep one element at least")
     axis = im.axis(axis, rank)
     numbers = as_float(im, indices)
@@ -114,9 +116,8 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # float32 rounds large sums as ONNX Runtime does.
         is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
-    targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot = logic.equals(im, unsqueeze(im, numbers, (axis,)), Constant(targets))
+        numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, numbers_of(im, count)))
+    hot = logic.equals(im, unsqueeze(im, numbers, (axis,)), arange(im, count, axis, rank))
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
     return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))
