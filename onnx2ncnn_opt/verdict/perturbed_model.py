@@ -1,6 +1,5 @@
 """Models with rounding errors: inserted into every number that a node computes, or in rounded weights."""
 
-import math
 import re
 from collections.abc import Collection, Sequence
 from itertools import count
@@ -27,17 +26,12 @@ _CANCELLED_ERROR = 2.0**-18
 _ERROR_OF_ONE = 2.0**-22
 # The error of numbers that decide something, relative to the tensor's largest: the error of convolution by winograd.
 _DECISION_ERROR = DEFAULT.relative / 5
-_PHASE = math.sqrt(2) / 2  # of a period; irrational, so that the signs of errors do not repeat
-# Each run has a number for own errors, and an error that all elements share: five patterns of signs, alternating ones
-# (for pairs of x and y), all numbers too large, all too small, and no errors (but a right Sigmoid, see `_sigmoid`).
-_ALTERNATING = 0.5 / _PHASE
-ERROR_RUNS = (
-    *((float(number), 0.0) for number in range(1, 6)),
-    *((_ALTERNATING, 0.0), (-_ALTERNATING, 0.0), (0.0, 1.0), (0.0, -1.0), (0.0, 0.0)),
-)
+_STEPS = 2.0**30  # of numbers that are sorted, in this error: other numbers are in other steps
+# Errors of a run; larger tensors repeat them. Each tensor starts at another one, so far apart.
+_COUNT, _STRIDE = 2**16 + 1, 7919
 _ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
 _WEIGHTS = "weights"  # a file's name
-OWN, SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"  # inputs of the model with errors
+ERRORS = "onnx2ncnn_opt.errors"  # the input of the model with errors
 _TINY = float(np.finfo(np.float32).tiny)
 _FLOATS = (DataType.FLOAT, DataType.DOUBLE)
 _ABSORBING = ("Add", "Mul", "Sub")  # a result may be an operand, as a mask that absorbs scores
@@ -68,17 +62,28 @@ def _in_8_bits(array: Array) -> Array:
     return np.asarray((integers * steps).reshape(array.shape), array.dtype)
 
 
+def error_runs() -> list[Array]:
+    """Return the errors of each run, in the units of a tensor's error.
+
+    They are five patterns of signs, alternating signs (for pairs of x and y), all numbers too large, all too small, and
+    no errors (but a right Sigmoid, see `_sigmoid`).
+    """
+    signs = [np.random.default_rng(number).choice((-1, 1), _COUNT) for number in range(5)]
+    same = [np.resize(pattern, _COUNT) for pattern in ((1, -1), (-1, 1), 1, -1, 0)]
+    return [np.asarray(errors, np.float32) for errors in (*signs, *same)]
+
+
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """Return the model with rounding errors, and two more inputs that select the errors of a run (`ERROR_RUNS`).
+    """Return the model with rounding errors, and one more input, the errors of a run (see `error_runs`).
 
     Every number that a node computes gets an error, except moved numbers, zeros, and numbers in branches and loops.
     Raises EncodeError for a model that does not fit into a message.
     """
     changed = read_model(model, outputs, typed=True, upgraded=True)
-    writer = _ErrorWriter(changed)
-    for node in list(changed.graph):
+    nodes, writer = list(changed.graph), _ErrorWriter(changed)
+    for node in nodes:
         writer.add(node)
-    changed.graph.inputs.extend((writer.own, writer.shared))
+    changed.graph.inputs.append(writer.errors)
     forget_types(changed.graph)
     return to_bytes(changed)
 
@@ -88,14 +93,16 @@ class _ErrorWriter(Editor):
 
     def __init__(self, model: onnx_ir.Model) -> None:
         super().__init__(model.graph)
-        self.own, self.shared = (onnx_ir.val(name, DataType.FLOAT, []) for name in (OWN, SHARED))
+        self.errors = onnx_ir.val(ERRORS, DataType.FLOAT, [_COUNT])
+        # The error of all elements: 1 or -1 in the runs in which they share it, else 0 or less.
+        self._shared = self.node("ReduceMin", self.errors, keepdims=0)
         self._opsets = model.opset_imports
         self._exact: set[onnx_ir.Value | None] = {*self.graph.inputs, *self.graph.initializers.values()}
         # Constants, and floats with integer values.
         self._integral: set[onnx_ir.Value | None] = {*self.graph.initializers.values()}
         # Values before the error of numbers computed from these alone: a quotient of integers is the same everywhere.
         self._unperturbed: dict[onnx_ir.Value, onnx_ir.Value] = {}
-        self._phases = count(1)
+        self._places = count(0, _STRIDE)
 
     def add(self, node: onnx_ir.Node) -> None:
         """Replace a node of the model, with errors of its inputs and outputs."""
@@ -140,7 +147,7 @@ class _ErrorWriter(Editor):
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
         if self._exact.issuperset(inputs) and (traits.moves != () or is_exact):
             self._exact.update(outputs)
-        elif traits.moves == () and node.op_type not in _INTEGER_RESULTS:
+        elif traits.moves == () and traits.errors != "none" and node.op_type not in _INTEGER_RESULTS:
             for index, x in enumerate(outputs):
                 if x.name and x.dtype in _FLOATS:
                     addend = {"one": inputs[0], "gates": x}.get(traits.errors) if inputs else None
@@ -167,11 +174,10 @@ class _ErrorWriter(Editor):
             assert value.dtype is not None
             inputs[index] = self._unperturbed.get(value, value)
             if is_inside or not (value in self._exact or value in self._integral or value in self._unperturbed):
-                inputs[index] = self._perturb_decision(value, value.dtype)
+                perturb = self._perturb_order if node.op_type in _ORDERING else self._perturb_decision
+                inputs[index] = perturb(value, value.dtype)
                 if node.op_type == "Equal" and index == 1:
                     inputs[1] = self._equal_if_near(inputs[1], inputs[0], value.dtype)
-                elif node.op_type in _ORDERING:
-                    inputs[index] = self._tied(inputs[index], value, value.dtype)
         return inputs
 
     def _defined(self, x: Operand, dtype: DataType, integers: DataType) -> onnx_ir.Value:
@@ -189,7 +195,7 @@ class _ErrorWriter(Editor):
 
         In the run with a positive shared error it is never 0: ncnn's may be positive, and a Ceil makes 1 of that.
         """
-        least = self.node("Mul", self.node("Cast", self.shared, to=DataType.DOUBLE), np.array(_TINY))
+        least = self.node("Mul", self.node("Cast", self._shared, to=DataType.DOUBLE), np.array(_TINY))
         power = self.node("Exp", self.node("Neg", self.node("Cast", x, to=DataType.DOUBLE)))
         quotient = self.node("Reciprocal", self.node("Add", power, np.array(1.0)))
         result = self.node("Cast", self.node("Max", quotient, least), to=rounded.dtype)
@@ -197,21 +203,15 @@ class _ErrorWriter(Editor):
         return result
 
     def _errors(self, x: Operand, dtype: DataType) -> onnx_ir.Value:
-        """Add numbers from -1 to 1, one for each element of a tensor.
+        """Add errors of a run, one for each element of a tensor."""
+        places = self.node("Range", np.array(0), self.node("Size", x), np.array(1))
+        return self.node("Reshape", self._errors_at(places, dtype), self.node("Shape", x))
 
-        Element i has the sign of sin(a * i * i + b), and a depends on the run: opset 22 has no random numbers. The sign
-        of 0.5 minus the fraction of the period is the same, and five times as fast in ONNX Runtime.
-        """
-        size = self.node("Cast", self.node("Size", x), to=DataType.DOUBLE)
-        indexes = self.node("Range", np.array(0.0), size, np.array(1.0))
-        speed = self.node("Mul", self.node("Cast", self.own, to=DataType.DOUBLE), np.array(_PHASE))
-        periods = self.node("Mul", self.node("Mul", indexes, indexes), speed)
-        shifted = self.node("Add", periods, np.array(next(self._phases) / math.tau))
-        fraction = self.node("Cast", self.node("Sub", shifted, self.node("Floor", shifted)), to=dtype)
-        flat_signs = self.node("Sign", self.node("Sub", _number(0.5, dtype), fraction))
-        signs = self.node("Reshape", flat_signs, self.node("Shape", x))
-        scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", self.own), self.shared)]
-        return self.node("Add", self.node("Mul", signs, scales[0]), scales[1])
+    def _errors_at(self, places: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
+        """Add the errors of a run at any places, which count from another one for each tensor."""
+        places = self.node("Add", places, np.array(next(self._places) % _COUNT))
+        errors = self.node("Gather", self.errors, self.node("Mod", places, np.array(_COUNT)))
+        return errors if dtype == DataType.FLOAT else self.node("Cast", errors, to=dtype)
 
     def _perturb_output(self, x: onnx_ir.Value, dtype: DataType, addend: Operand) -> onnx_ir.Value:
         """Add an error to a node's output; with an `addend` also the error of 1 + addend."""
@@ -239,11 +239,9 @@ class _ErrorWriter(Editor):
 
     def _perturb(self, x: onnx_ir.Value, dtype: DataType, error: float = _ERROR) -> onnx_ir.Value:
         """Add a relative error to each number of a tensor, or flush subnormal numbers to 0; zeros stay."""
-        errors = self._errors(x, dtype)
-        relative = self.node("Mul", errors, _number(error, dtype))
-        scaled = self.node("Mul", x, self.node("Add", relative, _number(1, dtype)))
-        least = self.node("Mul", errors, _number(_TINY, dtype))
-        return self.node("Add", scaled, self.node("Mul", least, self.node("Abs", self.node("Sign", x))))
+        least = self.node("Mul", self.node("Sign", x), _number(_TINY, dtype))
+        size = self.node("Add", self.node("Mul", x, _number(error, dtype)), least)
+        return self.node("Add", x, self.node("Mul", self._errors(x, dtype), size))
 
     def _perturb_decision(self, x: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
         """Perturb the input of a comparison or rounding; zeros stay exact, because models mostly mean them."""
@@ -259,15 +257,22 @@ class _ErrorWriter(Editor):
 
     def _equal_if_near(self, x: Operand, other: Operand, dtype: DataType) -> onnx_ir.Value:
         """Replace nearly equal elements by those of `other`, in the run with a positive shared error."""
-        bound = self.node("Mul", self._decision_error(x, dtype), self.node("Cast", self.shared, to=dtype))
+        bound = self.node("Mul", self._decision_error(x, dtype), self.node("Cast", self._shared, to=dtype))
         is_near = self.node("Less", self.node("Abs", self.node("Sub", x, other)), bound)
         return self.node("Where", is_near, other, x)
 
-    def _tied(self, perturbed: Operand, x: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
-        """Make nearly equal elements equal, in the run with a positive shared error, which changes no order."""
+    def _perturb_order(self, x: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
+        """Perturb numbers whose order counts.
+
+        Equal ones stay equal: they are exact, such as the ends of a Clip, or other nodes have perturbed them. In the
+        run with a positive shared error, which changes no order, nearly equal ones become equal.
+        """
         step = self.node("Add", self._decision_error(x, dtype), _number(_TINY, dtype))
-        tied = self.node("Mul", self.node("Round", self.node("Div", x, step)), step)
-        return self.node("Where", self.node("Greater", self.shared, _number(0, DataType.FLOAT)), tied, perturbed)
+        steps = self.node("Div", x, step)
+        places = self.node("Cast", self.node("Mul", steps, _number(_STEPS, dtype)), to=DataType.INT64)
+        perturbed = self.node("Add", x, self.node("Mul", self._errors_at(places, dtype), step))
+        tied = self.node("Mul", self.node("Round", steps), step)
+        return self.node("Where", self.node("Greater", self._shared, _number(0, DataType.FLOAT)), tied, perturbed)
 
 
 def _number(value: float, dtype: DataType) -> Array:

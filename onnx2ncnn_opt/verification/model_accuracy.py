@@ -33,7 +33,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verdict.deciding import scores
 from onnx2ncnn_opt.verdict.errors import DEFAULT, INFINITE, LAST_BIT, Tolerance, compare, with_rounding
-from onnx2ncnn_opt.verdict.perturbed_model import ERROR_RUNS, OWN, SHARED, with_errors, with_rounded_weights
+from onnx2ncnn_opt.verdict.perturbed_model import ERRORS, error_runs, with_errors, with_rounded_weights
 from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
 from onnx2ncnn_opt.verification.net_facts import NetFacts
@@ -222,9 +222,9 @@ class Rounding:
 
         try:
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
-            for own, shared in counted(ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
-                errors = {OWN: np.array(own, np.float32), SHARED: np.array(shared, np.float32)}
-                for name, array in self._perturbed.run_any({**(unsigned if own else feeds), **errors}).items():
+            for errors in counted(error_runs(), "ONNX Runtime runs the model with rounding errors", "runs"):
+                inputs = unsigned if errors.any() else feeds
+                for name, array in self._perturbed.run_any({**inputs, ERRORS: errors}).items():
                     largest[name] = np.maximum(largest[name], _distance(array, reference[name]))
                 yield effect(largest)
         except (RunError, EncodeError, InferenceError) as error:
