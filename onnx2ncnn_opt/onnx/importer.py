@@ -68,7 +68,8 @@ class Import(Walk):
             self.demand(size, 1)
         custom = tuple(self._custom.values())
         cases = sorted(set(self._cases(dynamic)), key=str)
-        return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, cases, self._kept, self.model)
+        minimum = dict(sorted(self._minimum.items(), key=lambda demand: len(str(demand[0]))))  # programs say the first
+        return Imported(self.graph, self._inputs, self._outputs, custom, minimum, cases, self._kept, self.model)
 
     def _cases(self, sizes: Collection[Dim]) -> Iterator[Dim]:
         """Yield sizes that, if they are above 0, often let the net compute otherwise than if they are not.
