@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -314,7 +315,11 @@ def test_an_interrupted_conversion_leaves_nothing(
     python.chmod(0o755)
     process = started(tmp_path, ".model.ncnn.json", "--on", str(python))
     assert len(names(tmp_path)) == 5
-    process.send_signal(number)
+    for _ in range(3):  # C code that clears errors may lose an interrupt: it is pressed again
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+            break
     _, err = process.communicate(timeout=60)
     # Python ends by SIGINT itself where that came while a string was executed (a dataclass); a shell sees the same.
     seen = 128 - process.returncode if process.returncode < 0 else process.returncode
