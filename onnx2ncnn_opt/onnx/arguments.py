@@ -10,6 +10,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.cells import numbers, or_none
 from onnx2ncnn_opt.onnx.lower.checks import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.read.schema import allows_floats
 from onnx2ncnn_opt.onnx.read.structure import attributes_of
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, SymbolicTensor, Tensor, TensorSequence, is_float
@@ -63,6 +64,9 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         if isinstance(operand, Tensor):
             hint = "it is computed at run time; export the model with a fixed value for it"
             raise Refusal(f"input {declared.name} must be constant", im.value_hint(i, hint))
+        is_allowed = declared.type == Sizes and allows_floats(op.domain, op.name, op.since, i)
+        if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu" and not is_allowed:
+            raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
         return _constant_argument(declared, operand)
     if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn computes in floats only here")
@@ -72,8 +76,6 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
 
 def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> Any:
     """Return an operand that is known now as the type that the signature declares."""
-    if declared.type == Ints and operand.dtype.kind not in "iu":
-        raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
     elements = operand.array.reshape(-1) if isinstance(operand, Constant) else or_none(numbers, operand)
     if elements is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
         raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")

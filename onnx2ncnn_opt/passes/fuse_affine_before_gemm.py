@@ -33,11 +33,11 @@ def fuse_affine_before_gemm(affine: Layer) -> Replacement | None:
     (x,) = (blob for blob in affine.inputs if blob not in constants)
     if not is_scalar:
         require(known_shape(x, 2) == affine.output.shape, f"'{affine.name}' broadcasts '{x.name}'")
-    transposed = [view.having(inputs=[x], outputs=[Blob(f"{x.name}_t")]) for view in views]
-    source = transposed[0].output if transposed else x
+    moved = [view.having(inputs=[x], outputs=[Blob(f"{x.name}_t")]) for view in views]
+    source = moved[0].output if moved else x
     constant = constants[0].producer if constants else None
     gemms = {gemm: _with_affine(gemm, affine, constant, bool(gemm["transA"]) != bool(views), source) for gemm in users}
-    return Replacement((affine, *views, *users), takes=gemms, added=[*zip(transposed, views, strict=True)])
+    return Replacement((affine, *views, *users), takes=gemms, added=[*zip(moved, views, strict=True)])
 
 
 def _with_affine(gemm: Layer, affine: Layer, constant: Layer | None, outermost: bool, source: Blob) -> Layer:

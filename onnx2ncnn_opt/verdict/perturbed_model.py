@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def _in_8_bits(array: Array) -> Array:
     return np.asarray((integers * steps).reshape(array.shape), array.dtype)
 
 
+@cache
 def error_runs() -> list[Array]:
     """Return the errors of each run, in the units of a tensor's error.
 
@@ -94,7 +96,7 @@ class _ErrorWriter(Editor):
     def __init__(self, model: onnx_ir.Model) -> None:
         super().__init__(model.graph)
         self.errors = onnx_ir.val(ERRORS, DataType.FLOAT, [_COUNT])
-        # The error of all elements: 1 or -1 in the runs in which they share it, else 0 or less.
+        # The error that all elements share: 1 in the run with all numbers too large, else 0 or -1.
         self._shared = self.node("ReduceMin", self.errors, keepdims=0)
         self._opsets = model.opset_imports
         self._exact: set[onnx_ir.Value | None] = {*self.graph.inputs, *self.graph.initializers.values()}
@@ -204,13 +206,13 @@ class _ErrorWriter(Editor):
 
     def _errors(self, x: Operand, dtype: DataType) -> onnx_ir.Value:
         """Add errors of a run, one for each element of a tensor."""
-        places = self.node("Range", np.array(0), self.node("Size", x), np.array(1))
+        places = self.node("Range", _number(0, DataType.INT64), self.node("Size", x), _number(1, DataType.INT64))
         return self.node("Reshape", self._errors_at(places, dtype), self.node("Shape", x))
 
     def _errors_at(self, places: onnx_ir.Value, dtype: DataType) -> onnx_ir.Value:
         """Add the errors of a run at any places, which count from another one for each tensor."""
-        places = self.node("Add", places, np.array(next(self._places) % _COUNT))
-        errors = self.node("Gather", self.errors, self.node("Mod", places, np.array(_COUNT)))
+        places = self.node("Add", places, _number(next(self._places) % _COUNT, DataType.INT64))
+        errors = self.node("Gather", self.errors, self.node("Mod", places, _number(_COUNT, DataType.INT64)))
         return errors if dtype == DataType.FLOAT else self.node("Cast", errors, to=dtype)
 
     def _perturb_output(self, x: onnx_ir.Value, dtype: DataType, addend: Operand) -> onnx_ir.Value:

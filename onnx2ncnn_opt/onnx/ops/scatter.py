@@ -43,6 +43,7 @@ _MOST_PIECES, _MOST_ROUNDS = 256, 32
 _MOST_PAIRS = 2**22  # comparisons of an element with an update
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
+_REDUCERS = {"mul": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
 
 @onnx_op("ScatterND", since=11, later=("reduction",), integers=True, folds=True)
@@ -302,7 +303,7 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
     x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
     if isinstance(count, Sym):
-        x = reduce(im, x, f"Reduce{reduction.title().replace('Mul', 'Prod')}", (1,), 0)
+        x = reduce(im, x, _REDUCERS[reduction], (1,), 0)
         is_hit = unsqueeze(im, reduce(im, hits, "ReduceMax", (1,), 0), (2,))
         return where(im, is_hit, combine(im, data, x), data)
     # In pairs, because ncnn's Reduction starts from the largest finite number.

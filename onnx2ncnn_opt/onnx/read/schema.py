@@ -25,6 +25,12 @@ def schema_error(node: onnx_ir.Node, opset: int) -> str | None:
     return _attribute_error(node, attributes, opset) or _port_error(node, schema, inputs, opset)
 
 
+def allows_floats(domain: str, name: str, opset: int, i: int) -> bool:
+    """Return True if ONNX's own operator takes floats for an input, as OneHot for its depth."""
+    declared = _schema(name, opset)[0].inputs if not domain and onnx.defs.has(name) else []
+    return i < len(declared) and "tensor(float)" in declared[i].types
+
+
 def _attribute_error(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: int) -> str | None:
     for name, attribute in node.attributes.items():
         declared = attributes.get(name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, groupby
 
 import numpy as np
 
@@ -27,11 +27,11 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     _check_shapes(im, operands, axis)
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
     xs: list[Value] = []
-    for x in nonempty:
-        if xs and isinstance(x, Constant) and isinstance(xs[-1], Constant):
-            xs[-1] = Constant(np.concatenate([xs[-1].array, x.array], axis))
-        else:
-            xs.append(im.tensor(x) if isinstance(x, SymbolicTensor) else x)
+    for _, group in groupby(nonempty, type):
+        alike = [*group]
+        constants = [x.array for x in alike if isinstance(x, Constant)]
+        alike = [Constant(np.concatenate(constants, axis))] if len(constants) > 1 else alike
+        xs += [im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in alike]
     if len(xs) == 1:
         return xs[0]
     if (cropped := _cropped(im, xs, axis)) is not None:
