@@ -89,6 +89,7 @@ _ORDER = (
     "fuse_kv_cache",
     "move_views",
     "fuse_multiheadattention",
+    "fuse_gemm_views",
     "fuse_parallel_gemms",
     "move_crop_up",
     "move_views_before_slice",
