@@ -162,7 +162,7 @@ def _size_of_table(node: onnx_ir.Node, index: int, model: LoadedModel) -> int | 
     tables = _traits(node, model).indexes or {}
     if index not in tables:
         return None
-    table, axis = node.inputs[tables[index]], node.attributes.get_int("axis", 0)
+    table, axis = node.inputs[tables[index]], node.attributes.get_int("axis", node.attributes.get_int("gather_axis", 0))
     # Exporters leave out the shapes between a quantised table and its Gather.
     if table is not None and table.shape is None:
         table = before(table, ("Cast", "DequantizeLinear", "Identity"))

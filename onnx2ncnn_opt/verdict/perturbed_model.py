@@ -154,6 +154,10 @@ class _ErrorWriter(Editor):
                 if x.name and x.dtype in _FLOATS:
                     addend = {"one": inputs[0], "gates": x}.get(traits.errors) if inputs else None
                     results[index] = self._perturb_output(x, x.dtype, addend)
+                    if node.op_type == "GridSample":  # the weights of its pixels are sums that cancel
+                        largest = self.node("ReduceMax", self.node("Abs", inputs[0]), keepdims=0)
+                        error = self.node("Mul", self._errors(x, x.dtype), _number(_ERROR_OF_ONE, x.dtype))
+                        results[index] = self.node("Add", results[index], self.node("Mul", largest, error))
                     if node.op_type in _ABSORBING:
                         results[index] = self._unless_absorbed(results[index], x, x.dtype, inputs, node.op_type)
                     if traits.axes == "each" and self._integral.issuperset(inputs):

@@ -73,6 +73,12 @@ def test_indexes_stay_within_their_table(nodes: str) -> None:
             + ", float[3] g = {1, 1, 1}> { y, n = com.microsoft.EmbedLayerNormalization(i, , words, rows, , g, g) }",
             7,
         ),
+        # the axis has another name
+        (
+            "(int64[400] i, uint8[32, 3] w, float[2, 3] s) => (float[32, N] y)"
+            "{ y = com.microsoft.GatherBlockQuantized<block_size = 16, gather_axis = 1, quantize_axis = 0>(w, i, s) }",
+            3,
+        ),
         # a position in a live tensor is an index
         ("(float[5, 300] x, int64[5, 300] i) => (float[5, 300] y) { y = GatherElements(x, i) }", 5),
     ],

@@ -156,6 +156,18 @@ def test_reflected_pixels_move_with_their_coordinates() -> None:
     assert [row.message for row in lower(parsed(graph, 16)).verify().rows if row.status != "ok"] == []
 
 
+def test_products_whose_partial_products_are_subnormal() -> None:
+    graph = "(float[1,3,12,14] x) => (float y) { y = ReduceProd<keepdims = 0>(x) }"
+    assert [row.message for row in lower(parsed(graph)).verify().rows if row.status != "ok"] == []
+
+
+def test_pixels_of_small_cubic_weights_move() -> None:
+    """A cubic weight is a sum of much larger terms."""
+    node = 'GridSample<mode = "bicubic">(x, grid)'
+    graph = f"(float[1,3,6,7] x, float[1,5,4,2] grid) => (float[M,N,P,Q] y) {{ y = {node} }}"
+    assert [row.message for row in lower(parsed(graph, 16)).verify().rows if row.status != "ok"] == []
+
+
 def test_nearly_equal_probabilities_decide_in_any_direction() -> None:
     """ONNX Runtime's Sigmoid is 0 for -47 and for -69; others make a difference, or none near 1."""
     graph = "(float[3,2] x) => (int64[3] y) { a = Sigmoid(x) y = ArgMax<axis = 1, keepdims = 0>(a) }"
