@@ -51,6 +51,7 @@ _ORDER = (
     "fuse_binaryop_binaryop",
     "fuse_reduction_mul",
     "replace_binaryop_with_clip",
+    "fuse_clip",
     "replace_prelu_with_leaky_relu",
     "fuse_swish",
     "fuse_quickgelu",

@@ -67,6 +67,13 @@ def test_scales_are_kept(tmp_path: Path, form: QuantFormat, activations: QuantTy
     made.save(tmp_path / "net")
 
 
+def test_relu_and_the_range_of_8_bits_are_one_activation(tmp_path: Path) -> None:
+    """Then layers exchange int8, and numbers of one sign use all 8 bits, which saves up to 2.3 dB."""
+    graph = quantize(quantised(tmp_path, *FORMS[0]), every=True).graph
+    # The input, a sum and a mean have no layer that could clip them.
+    assert [layer.input.name for layer in graph if layer.type in ("Clip", "ReLU")] == ["x", "s", "g"]
+
+
 def test_a_3x3_takes_the_faster_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def time_blobs(self: NcnnRunner, feeds: Any, blobs: Sequence[str], **_: Any) -> Times:
         return Times((0.5 if self.param.stem == "timed1" else 1.0,) * len(blobs), 1.0, 1)
