@@ -14,6 +14,7 @@ from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.edit.editor import Editor, Operand, forget_types, is_float
 from onnx2ncnn_opt.onnx.edit.model import read_model, to_bytes
 from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.read.structure import lift_constants
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, Traits
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.runtime.base import Array
@@ -32,6 +33,7 @@ _STEPS = 2.0**30  # of numbers that are sorted, in this error: other numbers are
 _COUNT, _STRIDE = 2**16 + 1, 7919
 _ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
 _WEIGHTS = "weights"  # a file's name
+_MOST_SIZES = 8  # numbers of a vector that may be factors of sizes, as of Resize, which a net does not store
 ERRORS = "onnx2ncnn_opt.errors"  # the input of the model with errors
 _TINY = float(np.finfo(np.float32).tiny)
 _FLOATS = (DataType.FLOAT, DataType.DOUBLE)
@@ -41,14 +43,20 @@ _INTEGER_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # without errors of t
 _INTEGERS = (DataType.INT64, DataType.INT32, DataType.UINT8, DataType.INT8)
 
 
-def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
-    """Return the model with rounded weights of two or more dimensions, stored in a file of a folder."""
+def with_rounded_weights(
+    model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path, factor: float = 1.0
+) -> bytes:
+    """Return the model with rounded weights and tables, such as coordinates, stored in a file of a folder.
+
+    Weights of 16 bits are rounded `factor` times as large: each factor gives other errors.
+    """
     read = read_model(model, outputs)
+    lift_constants(read)
     for value in read.graph.initializers.values():
         if value.const_value is not None:
             array = value.const_value.numpy()
-            if array.dtype == np.float32 and array.ndim > 1:
-                array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
+            if array.dtype == np.float32 and (array.ndim > 1 or array.size > _MOST_SIZES):
+                array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array * factor, encoding) / factor
             value.const_value = onnx_ir.tensor(array, value.dtype, name=value.name)
     # ONNX Runtime does not read external shapes and axes.
     onnx_ir.external_data.unload_from_model(read, folder, _WEIGHTS, size_threshold_bytes=1024)
