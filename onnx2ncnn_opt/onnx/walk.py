@@ -141,7 +141,8 @@ class Walk(ImportContext):
         return {}
 
     def _append_inputs(self) -> tuple[Port, ...]:
-        self._inferred, ports = batch_axes(self.model), []
+        is_valid = all(schema_error(node, self.opset) is None for node in self.model.graph.all_nodes())
+        self._inferred, ports = batch_axes(self.model) if is_valid else {}, []
         for info in self.model.net_inputs:
             dtype, batch = info.dtype.numpy(), batch_axis(info, self.requested_axes, self._inferred)
             layout = Layout.plain(len(info.shape), batch)

@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 
 from onnx2ncnn_opt.errors import ConversionError, ModelError, UsageError
 from onnx2ncnn_opt.onnx.read.load import load_model
+from testing.models import parsed
 from tests.onnx.test_load import CALLS, parse
 
 
@@ -52,6 +53,13 @@ def test_no_file(tmp_path: Path) -> None:
         file.truncate(2**31)
     with pytest.raises(ModelError, match=r"more than protobuf can read.*external data"):
         load_model(tmp_path / "huge.onnx")
+
+
+def test_attributes_that_are_no_text() -> None:
+    model = parsed('(float[1, 1, 8, 8] x) => (float y) { y = MaxPool<auto_pad = "VALID", kernel_shape = [2, 2]>(x) }')
+    model.graph.node[0].attribute[0].s = b"\xafALID"
+    with pytest.raises(ModelError, match="attribute 'auto_pad' of MaxPool '' is no text in UTF-8"):
+        load_model(model.SerializeToString())
 
 
 def test_truncated_anywhere() -> None:

@@ -239,6 +239,12 @@ def test_an_unranked_input_needs_a_shape() -> None:
     assert load_model(model, shapes={"x": (1, 3, 8, 8)}).inputs[0].shape == (1, 3, 8, 8)
 
 
+def test_a_size_that_ncnn_cannot_have() -> None:
+    model = parsed("(float[1099511627776, 3] x) => (float y) { y = Relu(x) }")
+    with pytest.raises(ModelError, match=r"'x' has the size 1099511627776; sizes in ncnn are less than 2\^31"):
+        load_model(model)
+
+
 def test_a_concat_binds_the_sizes_of_a_state_to_those_of_an_image() -> None:
     model = parsed(
         "(float[1, 2, H, W] x, float[1, 3, h, w] state) => (float y) "

@@ -302,6 +302,7 @@ class TestOpsets:
         [
             ("y = Relu(x)", r"or convert it: onnx\.version_converter\.convert_version\(model, 17\)"),
             ("y = LSTM<hidden_size = 2>(x, w, r)", "does not convert it: No Adapter From Version .6 for LSTM"),
+            ("y = com.example.Div(x, x)", "does not convert it: .*No opset import for domain com.example"),
         ],
     )
     def test_a_hint_is_one_that_works(self, nodes: str, hint: str) -> None:

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
-from testing.models import parsed, refusal
+from testing.models import parsed, refusal, serialized
 
 
 def test_nodes_after_a_refused_one_are_checked_too() -> None:
@@ -58,6 +58,7 @@ def test_attributes_that_are_missing_or_of_no_type() -> None:
     cache = helper.make_node("Concat", ["p", "p"], ["y"])
     untyped = helper.make_node("Conv", ["x", "w"], ["y"])
     untyped.attribute.add(name="pads")
+    lookup = helper.make_node("Gather", ["x"], ["y"])
     declared = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3, 4]) for name in "pxwy"}
     declared |= {"n": helper.make_tensor_value_info("n", TensorProto.INT64, [])}
     declared |= {"c": helper.make_tensor_value_info("c", TensorProto.BOOL, [])}
@@ -65,6 +66,7 @@ def test_attributes_that_are_missing_or_of_no_type() -> None:
         (loop, "body is missing"),
         (cache, "axis is missing"),
         (untyped, "pads is of type UNDEFINED"),
+        (lookup, "input indices is missing"),
     ):
         inputs = [declared[name] for name in dict.fromkeys(node.input)]
         model = helper.make_model(
@@ -72,6 +74,15 @@ def test_attributes_that_are_missing_or_of_no_type() -> None:
         )
         with pytest.raises(UnsupportedError, match=problem):
             lower(model, tail="never")
+
+
+def test_a_number_of_groups_that_is_no_integer() -> None:
+    """The sizes of weights name those of inputs before attributes are checked."""
+    model = serialized(
+        "(float[1, n, 8, 8] x) => (float y) { y = Conv<group = 2.0>(x, w) }", 17, w=np.ones((2, 1, 3, 3))
+    )
+    with pytest.raises(UnsupportedError, match="attribute group is of type FLOAT, not INT"):
+        lower(model)
 
 
 DETECTOR = (

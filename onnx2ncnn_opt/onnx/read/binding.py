@@ -90,7 +90,10 @@ def bind(
     for info in infos.values():
         if info.shape is None:
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
-        bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
+        shape = tuple(map(equations.resolved, info.shape))
+        if large := [size for size in shape if isinstance(size, int) and size >= 2**31]:
+            raise ModelError(f"input '{info.name}' has the size {large[0]}; sizes in ncnn are less than 2^31")
+        bound.append(InputInfo(info.name, info.dtype, shape))
     for value in outputs:
         info = _declared(value, "output", pool)
         results.append(replace(info, shape=info.shape and tuple(map(equations.resolved, info.shape))))

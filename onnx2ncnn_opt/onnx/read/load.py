@@ -114,7 +114,7 @@ def load_model(
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
     structure.name_runtime_operators(model)
-    structure.unname_dims(model.graph)
+    structure.unname_dims(model.graph, model.opset_imports[""])
     bound, sizes = bind_values(model.graph, values, given) if values else ({}, {})
     lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)

@@ -16,9 +16,11 @@ import onnx
 import onnx_ir
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx.shape_inference import InferenceError
 from onnx_ir.passes import PreconditionError
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.onnx.read.schema import schema_error
 from onnx2ncnn_opt.progress import counted
 
 OLDEST_OPSET = 7  # older operators broadcast by attribute
@@ -113,16 +115,19 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
                 _check_graph_proto(graph)
             for tensor in (attribute.t, *attribute.tensors):
                 _check_external(tensor, f"attribute '{attribute.name}' of {node.op_type} '{node.name}'")
+            texts = () if node.domain else (attribute.s, *attribute.strings)
+            if any("\ufffd" in text.decode(errors="replace") for text in texts):
+                raise ModelError(f"attribute '{attribute.name}' of {node.op_type} '{node.name}' is no text in UTF-8")
 
 
-def unname_dims(graph: onnx_ir.Graph) -> None:
+def unname_dims(graph: onnx_ir.Graph, opset: int) -> None:
     """Clear dim_params that name no size, such as "?", and names that contradict the graph.
 
     An axis of an input gets the size that the weights of a consumer demand, if there is one, and so do all others of
     its name.
     """
     shapes = {value: tuple(value.shape or ()) for value in graph.inputs}
-    demanded = {value: _demanded(value, len(shape)) for value, shape in shapes.items()}
+    demanded = {value: _demanded(value, len(shape), opset) for value, shape in shapes.items()}
     false: set[int | onnx_ir.SymbolicDim] = set()
     sizes: dict[int | onnx_ir.SymbolicDim, set[int]] = {}
     for value, shape in shapes.items():
@@ -151,13 +156,13 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
             value.shape = onnx_ir.Shape(named(dim, demanded[value].get(axis)) for axis, dim in enumerate(shape))
 
 
-def _demanded(value: onnx_ir.Value, rank: int) -> dict[int, int]:
+def _demanded(value: onnx_ir.Value, rank: int, opset: int) -> dict[int, int]:
     """Return the sizes of an input's axes that the weights of its consumers demand."""
     sizes = {}
     for node, index in value.uses():
         weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
         shape = [] if weight is None or index else [size for size in weight.shape if isinstance(size, int)]
-        if len(shape) < 2:
+        if len(shape) < 2 or schema_error(node, opset):
             continue
         if node.op_type == "Conv":
             sizes[1] = shape[1] * node.attributes.get_int("group", 1)
@@ -259,7 +264,7 @@ def check_opset(model: onnx_ir.Model) -> None:
         try:
             onnx.version_converter.convert_version(onnx_ir.to_proto(model), 17)
             hint = ", or convert it: onnx.version_converter.convert_version(model, 17)"
-        except (onnx.version_converter.ConvertError, RuntimeError, ValueError) as error:
+        except (onnx.version_converter.ConvertError, InferenceError, RuntimeError, ValueError) as error:
             hint = f"; onnx.version_converter does not convert it: {str(error).rpartition(': ')[2]}"
         again = "export it again with opset_version=17 or newer"
         raise ModelError(f"the model uses opset {opset}, older than {OLDEST_OPSET}; {again}{hint}")
