@@ -134,6 +134,19 @@ def test_a_table_is_cut_around_its_middle(tmp_path: Path) -> None:
     conversion.verify(worker=WORKER).check()
 
 
+def test_sizes_that_only_a_minimum_makes_equal() -> None:
+    """The slice has two rows if it has enough for the roll, but no layout of it shows that; no size is enough here."""
+    model = parsed(
+        "(float[s, 4, 3, w] x) => (float y) <int64 one = {1}, int64 zero = {0}, int64[1] start = {0},"
+        " int64[1] end = {3}, int64[1] two = {2}> {"
+        " a = Slice(x, start, end, start, two) n = Shape<start = 0, end = 1>(a) m = Squeeze(n)"
+        " r = Range(zero, m, one) later = Add(r, two) at = Mod(later, n) y = Gather<axis = 0>(a, at) }",
+        opset=23,
+    )
+    with pytest.raises(UsageError, match=r"the net is for \(\(1 \+ min\(3, s\)\)//\(2\)\) of 3 or more, not 2"):
+        lower(model).verify(worker=WORKER)
+
+
 @pytest.mark.parametrize("kernel", [100, 3000])
 def test_a_verification_draws_sizes_from_the_minimum_on(kernel: int) -> None:
     conversion = lower(model_of("1,2,n", f"y = MaxPool<kernel_shape = [{kernel}]>(x)"))

@@ -138,7 +138,8 @@ class TensorBuilder(Builder):
             joined = _joined(step.whole)
             if joined is not None:
                 row = self._step(blob, Regroup((1, product(joined)))) if _may_be_packed(old) else blob
-                return self._step(self._step(row, Regroup((1, *joined))), step)
+                blob = self._step(row, Regroup((1, *joined)))
+                [text], others = self.size_expressions([step.whole[::-1]], blob)
         return self.layer("Reshape", blob, *others, shape_expr=text, **batches)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
