@@ -33,7 +33,7 @@ _STEPS = 2.0**30  # of numbers that are sorted, in this error: other numbers are
 _COUNT, _STRIDE = 2**16 + 1, 7919
 _ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
 _WEIGHTS = "weights"  # a file's name
-_MOST_SIZES = 8  # numbers of a vector that may be factors of sizes, as of Resize, which a net does not store
+_SIZED = ("Resize", "Upsample")  # whose vectors are factors of sizes, which a net does not store
 ERRORS = "onnx2ncnn_opt.errors"  # the input of the model with errors
 _TINY = float(np.finfo(np.float32).tiny)
 _FLOATS = (DataType.FLOAT, DataType.DOUBLE)
@@ -52,10 +52,11 @@ def with_rounded_weights(
     """
     read = read_model(model, outputs)
     lift_constants(read)
+    factors = {value for node in read.graph.all_nodes() if node.op_type in _SIZED for value in node.inputs[1:]}
     for value in read.graph.initializers.values():
         if value.const_value is not None:
             array = value.const_value.numpy()
-            if array.dtype == np.float32 and (array.ndim > 1 or array.size > _MOST_SIZES):
+            if array.dtype == np.float32 and (array.ndim > 1 or array.size > 1) and value not in factors:
                 array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array * factor, encoding) / factor
             value.const_value = onnx_ir.tensor(array, value.dtype, name=value.name)
     # ONNX Runtime does not read external shapes and axes.

@@ -143,7 +143,7 @@ def _rounding(case: Case) -> Verdict | None:
 def _weights(case: Case) -> Verdict | None:
     if not case.is_fp32 or not case.weights():
         return None
-    return case.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.weights(), slices=False))
+    return case.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.weights(), _TINY, slices=False))
 
 
 def _kernels(case: Case) -> Verdict | None:
@@ -157,7 +157,7 @@ def _quantised(case: Case) -> Verdict | None:
         return None
     if case.is_integer:  # steps of 8 bits, which are one apart
         case = replace(case, reference=case.reference.astype(np.float64))
-    verdict = case.verdict("quantised", Tolerance(case.step, slices=False))
+    verdict = case.verdict("quantised", Tolerance(case.step, _TINY, slices=False))
     floats, factor = (None, 0.0) if verdict.accepted else case.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict

@@ -90,6 +90,14 @@ def test_a_table_in_16_bits_is_no_fault(worker: NcnnWorker) -> None:
     )
     conversion = lower(serialized(graph, axes=[2]), storage="fp16")
     assert [(row.message, row.rule) for row in conversion.verify(worker=worker).outputs] == [("", "weights")]
+    policy = lower(
+        serialized(
+            "(float[1,4] x) => (float y, float[3] deviations) { y = Relu(x) deviations = Identity(d) }",
+            d=np.array([-0.7, -0.3, 0.1], np.float32),
+        ),
+        storage="fp16",
+    )
+    assert [row.message for row in policy.verify(worker=worker).outputs] == ["", ""]
 
 
 @pytest.mark.parametrize(("storage", "factor"), [("fp16", 1.02), (None, 1.0001)])
@@ -100,6 +108,19 @@ def test_a_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path, storage:
     found = output(model, files)
     assert found.status == "mismatch"
     assert storage or present(found.allowed) < present(found.max_rel) < 1e-3
+
+
+def test_a_fault_in_small_outputs_is_found(tmp_path: Path, worker: NcnnWorker) -> None:
+    """Weights in 16 bits do not let errors of any size pass where the largest output is 1e-7."""
+    w, v = np.random.default_rng(0).standard_normal((2, 4, 4, 3, 3)).astype(np.float32)
+    graph = (
+        "(float[1,4,9,9] x) => (float y) { a = Conv(x, w) r = Relu(a) b = Conv(r, v) s = Sigmoid(b) y = Mul(s, tiny) }"
+    )
+    conversion = lower(serialized(graph, w=w, v=v, tiny=np.float32(1e-7)), storage="fp16")
+    conversion.verify(worker=worker).check()
+    conv = next(layer for layer in conversion.graph if layer.type == "Convolution")
+    conv.weights["weight_data"] = conv.weights["weight_data"] * np.float32(1.02)
+    assert [row.status for row in conversion.verify(worker=worker).outputs] == ["mismatch"]
 
 
 def test_int8(model: Path, tmp_path: Path) -> None:
