@@ -70,6 +70,14 @@ def test_parameters_stay(tmp_path: Path, worker: NcnnWorker, lines: tuple[str, .
         check_same(result, worker)
 
 
+def test_faults_in_small_outputs_are_found(tmp_path: Path, worker: NcnnWorker) -> None:
+    result = apply_passes(*write_net(tmp_path, INPUT, "TanH t 1 1 data a", "BinaryOp b 1 1 a out 0=2 1=1 2=1e-08"))
+    check_same(result, worker)
+    scale = next(layer for layer in result.graph if layer.type == "BinaryOp")
+    scale.params["b"] = 1.02e-8
+    assert [output.status for output in result.verify(worker=worker).outputs] == ["mismatch"]
+
+
 def test_feature_masks(tmp_path: Path, worker: NcnnWorker) -> None:
     lines = (
         INPUT,
