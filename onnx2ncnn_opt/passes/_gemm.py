@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import GemmC
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import BLOCKS
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._constants import scaled, stored
 from onnx2ncnn_opt.passes._fold import Affine, bias_of, require_offsets_fold, require_own_weights
 from onnx2ncnn_opt.rewrite.rule import require
@@ -116,3 +116,13 @@ def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
         return gemm.having(weights=without_c, beta=None, constantC=None, constant_broadcast_type_C=None)
     weights["C_data"] = stored(gemm, "C_data", c)
     return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=GemmC.N)
+
+
+def new_gemm(layer: Layer, x: Blob, n: int, k: int, b: Array | Weight, c: Array | None) -> Layer:
+    """Return a Gemm with the name of a layer: rows of x times B, stored as (n, k), plus C for each column."""
+    params = {"constantB": 1, "constantN": n, "constantK": k, "transB": 1}
+    weights: dict[str, Array | Weight] = {"B_data": b}
+    if c is not None:
+        params |= {"constantC": 1, "constant_broadcast_type_C": GemmC.N}
+        weights["C_data"] = c
+    return Layer("Gemm", layer.name, [x], (), params, weights)

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._gemm import Linear, linear_of, with_c
+from onnx2ncnn_opt.passes._gemm import Linear, linear_of, new_gemm
 from onnx2ncnn_opt.passes._trace import Sizes, moved
 from onnx2ncnn_opt.passes._views import chain_above, chain_below, end_of, private, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
@@ -77,9 +77,8 @@ def fuse_gemm_views(gemm: Layer) -> Replacement | None:
     is_small = weight.size <= _MOST_WORK * own.weight.size * (width // own.weight.shape[1])
     require(is_small, f"the matrix for rows of '{x.name}' would be mostly zeros")
     require(own.weight.shape[1] == width or Ranges().of(x).is_finite, f"'{x.name}' may be NaN or infinite")
-    params = {"constantB": 1, "transB": 1, "constantN": len(bias), "constantK": width}
-    b = stored(gemm, "B_data", weight).reshape(-1)
-    new = with_c(Layer("Gemm", gemm.name, [end_of(x, flat)], (), params, {"B_data": b}), bias)
+    b, c = stored(gemm, "B_data", weight).reshape(-1), stored(gemm, "C_data", bias) if bias.any() else None
+    new = new_gemm(gemm, end_of(x, flat), len(bias), width, b, c)
     new.outputs = (whole,)
     views = view_layers(whole, steps, like=layers[-1:])
     return Replacement(

@@ -4,14 +4,14 @@ A product with a constant may be a Gemm, or an InnerProduct of the rows of a mat
 limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
 """
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, GemmC
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._constants import constant_array, stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.passes._gemm import linear_of, new_gemm
 from onnx2ncnn_opt.passes._views import steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
@@ -58,7 +58,7 @@ def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     k = product["weight_data_size"] // n
     require(inputs == k, f"'{x.name}' is not multiplied row by row")
     bias = product.weights["bias_data"] if product["bias_term"] else None
-    return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias)
+    return new_gemm(product, x, n, k, product.weights.stored("weight_data"), bias)
 
 
 @rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, purpose="tokens that come one by one")
@@ -92,15 +92,6 @@ def replace_outer_product_with_gemm(x: Blob, view: Layer, constant: Layer, times
     fits = shape[-1] == 1 and row.ndim == len(shape) and row.size == row.shape[-1]
     require(fits and len(steps_of([view, rows])) == 2, f"'{times.name}' is no product of a column and a row")
     column = view_layers(x, (Regroup((product(shape), 1)),), like=[view])
-    gemm = _gemm(times, column[-1].output, row.size, 1, stored(times, "B_data", row).reshape(-1), None)
+    gemm = new_gemm(times, column[-1].output, row.size, 1, stored(times, "B_data", row).reshape(-1), None)
     gemm.outputs = (Blob(f"{times.output.name}_rows", (product(shape), row.size), x.batch),)
     return [*column, gemm, *view_layers(gemm.output, (Regroup(rows.output.known_shape),), like=[rows])]
-
-
-def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Array | Weight, c: Array | None) -> Layer:
-    params = {"constantB": 1, "constantN": n, "constantK": k, "transB": 1}
-    weights: dict[str, Array | Weight] = {"B_data": b}
-    if c is not None:
-        params |= {"constantC": 1, "constant_broadcast_type_C": GemmC.N}
-        weights["C_data"] = c
-    return Layer("Gemm", layer.name, [x], (), params, weights)
