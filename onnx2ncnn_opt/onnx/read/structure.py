@@ -116,7 +116,7 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
             for tensor in (attribute.t, *attribute.tensors):
                 _check_external(tensor, f"attribute '{attribute.name}' of {node.op_type} '{node.name}'")
             texts = () if node.domain else (attribute.s, *attribute.strings)
-            if any("\ufffd" in text.decode(errors="replace") for text in texts):
+            if any(text.decode(errors="ignore").encode() != text for text in texts):
                 raise ModelError(f"attribute '{attribute.name}' of {node.op_type} '{node.name}' is no text in UTF-8")
 
 
