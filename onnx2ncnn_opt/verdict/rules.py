@@ -11,12 +11,11 @@ import numpy as np
 from onnx2ncnn_opt.ir.half import LARGEST
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verdict.errors import DEFAULT, LAST_BIT, Difference, Tolerance, compare
+from onnx2ncnn_opt.verdict.errors import ALL_SMALL, DEFAULT, LAST_BIT, Difference, Tolerance, compare
 
 LEAST_ROUNDING, UNKNOWN_ROUNDING, MOST_ROUNDING = 2.0**-15, 1e-4, 5e-2
 WEIGHTS_MARGIN = 4.0
 ADVICE = "give inputs that suit the model with --inputs or --value"
-_TINY = 2.0**-100  # partial products of so small results may be subnormal, and lose digits
 _ANY = Tolerance(np.inf, slices=False)
 
 
@@ -60,7 +59,8 @@ class Case:
     reference: Array
     # The effect of rounding errors on each element, after each of several runs; infinite if they decide the element.
     spreads: Callable[[], Iterator[Array]]
-    weights: Callable[[], float] = lambda: 0.0  # the error of the model with its weights rounded as the net's
+    # The error of the model with its weights rounded as the net's, then the largest of several ways to round.
+    weights: Callable[[], Iterator[float]] = lambda: iter(())
     # The output of the model without quantisation, and how many times the model's noise a net may have.
     floats: Callable[[], tuple[Array, float] | None] = lambda: None
     least: float = LEAST_ROUNDING  # the error that passes without further runs of the model
@@ -99,7 +99,7 @@ class Case:
     @property
     def rounding(self) -> Tolerance:
         """The error of float32 that is allowed for any model."""
-        return Tolerance(self.least, _TINY, slices=False)
+        return Tolerance(self.least, ALL_SMALL, slices=False)
 
     def with_moves(self, verdict: Verdict, tolerance: Tolerance) -> Verdict:
         """Return the verdict; if it refuses, add to the tolerance how far rounding moves each element."""
@@ -141,9 +141,12 @@ def _rounding(case: Case) -> Verdict | None:
 
 
 def _weights(case: Case) -> Verdict | None:
-    if not case.is_fp32 or not case.weights():
-        return None
-    return case.verdict("weights", Tolerance(WEIGHTS_MARGIN * case.weights(), _TINY, slices=False))
+    verdict: Verdict | None = None
+    for error in filter(None, case.weights() if case.is_fp32 else ()):
+        verdict = case.verdict("weights", Tolerance(WEIGHTS_MARGIN * error, ALL_SMALL, slices=False))
+        if verdict.accepted:
+            break
+    return verdict
 
 
 def _kernels(case: Case) -> Verdict | None:
@@ -157,7 +160,7 @@ def _quantised(case: Case) -> Verdict | None:
         return None
     if case.is_integer:  # steps of 8 bits, which are one apart
         case = replace(case, reference=case.reference.astype(np.float64))
-    verdict = case.verdict("quantised", Tolerance(case.step, _TINY, slices=False))
+    verdict = case.verdict("quantised", Tolerance(case.step, ALL_SMALL, slices=False))
     floats, factor = (None, 0.0) if verdict.accepted else case.floats() or (None, 0.0)
     if floats is None or floats.shape != case.reference.shape:
         return verdict
@@ -178,7 +181,8 @@ def _decided(case: Case) -> Verdict | None:
     tolerance = case.limit
     if tolerance is None:
         least = case.rounding if case.is_plain else DEFAULT
-        relative = max(case.rounding.relative, least.relative, WEIGHTS_MARGIN * case.weights(), case.step)
+        weights = WEIGHTS_MARGIN * max(case.weights(), default=0.0)
+        relative = max(case.rounding.relative, least.relative, weights, case.step)
         tolerance = replace(least, relative=relative)
     return case.verdict("decided", Tolerance(0.0, 0.0) if case.is_integer else tolerance, spread)
 

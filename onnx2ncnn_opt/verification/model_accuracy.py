@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
@@ -38,8 +38,10 @@ from onnx2ncnn_opt.verdict.rules import MOST_ROUNDING, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.inner_values import model_values
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 
+T = TypeVar("T")
+
 SAFETY = 4.0
-# Errors of few numbers may be small by chance: for outputs of so few, weights are rounded in several ways.
+# Errors of few numbers may be small by chance: outputs of so few get several ways to round weights.
 _FEW_NUMBERS, _FACTORS = 2**8, (1.0, 1.1, 1.2, 1.3)
 _TIMEOUT = 120.0  # seconds for a run
 
@@ -88,14 +90,26 @@ def _quantised_bits(model: LoadedModel) -> list[int]:
     return bits
 
 
+class Growing(Generic[T]):
+    """Results that grow with each run more, made when one is asked for; the last is kept, and each reader's first."""
+
+    def __init__(self, further: Iterator[T]) -> None:
+        self._further, self._known = further, list[T]()
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self._known
+        for result in self._further:
+            self._known[:] = [result]
+            yield result
+
+
 class Rounding:
     """The rounding errors of a model, computed on first use; the arguments are the same as for `OrtRunner`."""
 
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
         self.unmoved = ""  # the error of `spreads`, if any
-        # Inputs, the further spreads for them, and the last known one.
-        self._last: tuple[Mapping[str, Array], Iterator[dict[str, Array]], list[dict[str, Array]]] | None = None
+        self._last: tuple[Mapping[str, Array], Growing[dict[str, Array]]] | None = None  # the last inputs' spreads
 
     def without_quantisation(
         self, name: str, feeds: Mapping[str, Array], *, is_int8: bool
@@ -151,8 +165,11 @@ class Rounding:
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
-    ) -> dict[str, float]:
-        """Return the errors of outputs, relative to the largest value, if the weights are rounded to an encoding."""
+    ) -> Iterator[dict[str, float]]:
+        """Yield the errors of outputs, relative to the largest value, if the weights are rounded to an encoding.
+
+        For outputs of few numbers, the largest errors of several ways to round follow.
+        """
         has_few = min(array.size for array in reference.values()) <= _FEW_NUMBERS
         errors = dict.fromkeys(reference, 0.0)
         for factor in _FACTORS if has_few and encoding is not Encoding.INT8 else _FACTORS[:1]:
@@ -162,11 +179,11 @@ class Rounding:
                     with closing(self._rewritten(model, Path(folder))) as runner:
                         results = runner.run_any(feeds)
             except (RunError, EncodeError):
-                return {}
+                return
             for name, array in results.items():
                 if array.shape == reference[name].shape:
                     errors[name] = max(errors[name], compare(array, reference[name], _ANY).max_rel or 0.0)
-        return errors
+            yield errors
 
     def hidden_nan(self, feeds: Mapping[str, Array]) -> str:
         """Return the first node that makes NaN, if a later one, such as ArgMax, makes numbers of it; else ""."""
@@ -202,14 +219,10 @@ class Rounding:
         return spread
 
     def spreads(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """Yield the effect of errors on each element of the reference, after each run more; the last ones are kept."""
+        """Return the effect of errors on each element of the reference, after each run more; the last ones are kept."""
         if self._last is None or self._last[0] is not feeds:
-            self._last = feeds, self._spreads(feeds, reference), []
-        _, further, known = self._last
-        yield from known
-        for spread in further:
-            known[:] = [spread]
-            yield spread
+            self._last = feeds, Growing(self._spreads(feeds, reference))
+        return iter(self._last[1])
 
     def _spreads(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         """Yield the effect of errors, which grows from run to run; infinite if an element becomes infinite or NaN.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.verdict.blobs import in_axes_of
 from onnx2ncnn_opt.verdict.errors import Tolerance
 from onnx2ncnn_opt.verdict.ordered_model import BEST, FOUND
 from onnx2ncnn_opt.verdict.rules import LEAST_ROUNDING, Case, judge
-from onnx2ncnn_opt.verification.model_accuracy import Rounding
+from onnx2ncnn_opt.verification.model_accuracy import Growing, Rounding
 from onnx2ncnn_opt.verification.net_facts import NetFacts
 from onnx2ncnn_opt.verification.order import NetOrder, explained
 from onnx2ncnn_opt.verification.report import failed, is_wrong, merged, missing
@@ -45,10 +45,10 @@ class OutputComparison:
     order: NetOrder | None = None  # of a net that sorts
 
     @cached_property
-    def weight_errors(self) -> Mapping[str, float]:
+    def weight_errors(self) -> Iterable[Mapping[str, float]]:
         """The errors of the model's outputs if its weights are rounded like the net's."""
         encoding = self.net.weights
-        return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
+        return () if encoding is None else Growing(self.rounding.stored(encoding, self.feeds, self.reference))
 
     def best(self) -> Attempt:
         """Feed the net in all likely ways; return the best attempt."""
@@ -151,7 +151,7 @@ class OutputComparison:
             array,
             reference,
             spreads=lambda: (each[name] for each in self.rounding.spreads(self.feeds, self.reference)),
-            weights=lambda: self.weight_errors.get(name, 0.0),
+            weights=lambda: (errors[name] for errors in self.weight_errors),
             floats=lambda: self.rounding.without_quantisation(name, self.feeds, is_int8=self.net.has_integers),
             least=self.least,
             step=self.step,
